@@ -51,7 +51,7 @@ bench: .venv/.dev  ## measure this machine's CPU against stock TorchRec
 	@$(PY) bench/cpu_speed.py
 
 docs: .venv/.embark  ## write the pages that are made from the code
-	@$(PY) -c 'from embark.spec.toml import reference; print(reference(), end="")' > docs/reference/spec.md
+	@$(PY) tools/make_spec.py > docs/reference/spec.md
 	@$(PY) tools/make_commands.py > docs/reference/commands.md
 	@$(PY) tools/make_prices.py > docs/reference/prices.md
 	@$(PY) tools/make_lint.py > docs/reference/lint.md

@@ -54,11 +54,11 @@ def generate(path: Path, seed: int) -> Path:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from embark.data import synthetic_source
+    from embark.data import open_source
 
     if path.exists():
         return path
-    source = synthetic_source(resolve({
+    source = open_source(resolve({
         "name": "tails", "model": {"num_tables": 8, "rows_per_table": 100_000},
         "data": {"num_train_samples": TAILS_ROWS, "zipf_exponent": 1.3, "seed": seed}}))
     rows = source.train_rows(0, 0, TAILS_ROWS)

@@ -6,20 +6,23 @@
 `speed`: the quickstart's shape, synthetic Zipf ids, on this machine's device, in one process and in turns: static
 tables; dynamic ones of as many rows, whose ids all have a row; dynamic ones with ten times as many ids as rows.
 
-`auc`: `[data.drift]`, one pass, the AUC of samples before they are learnt from, over the last half. Dynamic tables
-with rows for a tenth of all ids that ever occur, against a table with a row for each of them and against ids modulo as
-many rows.
+`auc`: the stream of `examples/drifting_world.py`, the AUC of rows before they are learnt from, over the last half.
+Dynamic tables with rows for a tenth of all ids that ever occur, against a table with a row for each of them and against
+ids modulo as many rows.
 """
 
 import argparse
 import json
 import statistics
+import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+import drifting_world
 
 from embark import train
 from embark.data import open_source
@@ -102,16 +105,19 @@ def speed(given: argparse.Namespace) -> None:
 
 def auc(given: argparse.Namespace) -> None:
     """Each table has `num_ids` ids at a time; how many ever occur is counted."""
-    model = {"num_dense": 4, "embedding_dim": 16, "bottom_mlp": [32], "top_mlp": [64, 32]}
+    world = {"num_features": 3, "samples_per_day": given.samples // given.days, "num_ids": given.ids,
+             "id_churn": given.churn}
     base = resolve({
-        "name": "base", "model": {**model, "tables": [{"name": name, "rows": 8} for name in ("user", "item", "shop")]},
-        "data": {"num_train_samples": given.samples, "num_eval_samples": 0, "zipf_exponent": given.zipf, "drift": {
-            "samples_per_day": given.samples // given.days, "num_ids": given.ids, "id_churn": given.churn}},
-        "train": {"batch_size": 512, "learning_rate": 0.05, "dense_optimizer": "adam", "dense_learning_rate": 0.002,
-                  "precision": "fp32"},
+        "name": "base", "model": {"num_dense": 4, "num_tables": 3, "rows_per_table": 8, "embedding_dim": 16,
+                                  "bottom_mlp": [32], "top_mlp": [64, 32]},
+        "stream": {"source": "drifting_world:Stream", "time_column": "time"},
+        "train": {"batch_size": 512, "num_steps": given.samples // 512, "learning_rate": 0.05,
+                  "dense_optimizer": "adam", "dense_learning_rate": 0.002, "precision": "fp32"},
         "place": {"device": "cpu"}, "store": {"root": str(given.out), "checkpoint_at_end": False},
         "watch": {"every": 50, "tensorboard": False}}, given.set)
-    distinct = list(_distinct(base, given.samples))
+    drifting = drifting_world.World(**world)
+    ids = drifting.samples(np.arange(given.samples))[2]
+    distinct = [len(np.unique(column)) for column in ids.T]
     rows = round(sum(distinct) / len(distinct) / 10)
     print(f"{given.samples:,} samples, ids that occur: {', '.join(f'{num:,}' for num in distinct)}; a tenth: {rows:,}")
     print("| tables | rows of each | AUC of the last half | best possible |\n|---|---|---|---|")
@@ -122,20 +128,15 @@ def auc(given: argparse.Namespace) -> None:
         "ids modulo the rows": with_tables(base, rows),
     }
     for name, spec in contenders.items():
-        values = train(spec.model_copy(update={"name": "".join(filter(str.isalnum, name))}), fresh=True)
+        rows = 0 if spec.model.has_dynamic_tables else spec.model.stored_tables()[0].rows
+        code = f"{Path(drifting_world.__file__).read_text()}\nStream.settings = {world | {'rows': rows}}\n"
+        values = train(spec.model_copy(update={"name": "".join(filter(str.isalnum, name)),
+                                               "stream": spec.stream.model_copy(update={"code": code})}), fresh=True)
         lines = Path(values["run_dir"], "events.jsonl").read_text().splitlines()
         steps = [event for event in map(json.loads, lines) if event["event"] == "step"]
         last = [event["auc"] for event in steps if event["step"] > given.samples // 512 // 2]
-        source: Any = open_source(spec)
-        best = source.best_auc(given.samples // 2, given.samples // 2 + 65_536)
+        best = drifting.best_auc(np.arange(given.samples // 2, given.samples))
         print(f"| {name} | {spec.model.stored_tables()[0].rows:,} | {np.mean(last):.4f} | {best:.4f} |", flush=True)
-
-
-def _distinct(spec: RunSpec, num_samples: int) -> Iterator[int]:
-    source: Any = open_source(spec)
-    parts = [source.raw_ids(start, min(start + 65_536, num_samples)) for start in range(0, num_samples, 65_536)]
-    for feature in range(len(spec.model.table_list())):
-        yield len(np.unique(np.concatenate([part[feature].reshape(-1) for part in parts])))
 
 
 def main() -> None:
@@ -151,7 +152,6 @@ def main() -> None:
     parser.add_argument("--days", type=int, default=10)
     parser.add_argument("--ids", type=int, default=20_000)
     parser.add_argument("--churn", type=float, default=0.5)
-    parser.add_argument("--zipf", type=float, default=1.2)
     parser.add_argument("--set", action="append", default=[])
     given = parser.parse_args()
     given.samples = given.samples or (1000 if given.what == "speed" else 1_000_000)

@@ -9,52 +9,42 @@ each midnight, unchanged for the day, is the daily one: it is evaluated on sampl
 from __future__ import annotations
 
 import argparse
-import os
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from embark.data.drifting import DriftingSource
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from drifting_world import World
+
 from embark.events import read_events
 from embark.run.evaluate_run import evaluate_run
-from embark.spec import RunSpec, resolve, to_toml
+from embark.spec import RunSpec, resolve
 from embark.store.checkpoint_inspect import find_trained
 from embark.trainers import open_backend, train
 
-STREAM = """
-import os, tomllib
-from embark.data import open_source
-from embark.spec import resolve
+EXAMPLE = Path(__file__).parents[1] / "examples" / "drifting_world.py"
 
 
-class Source:
-    def __init__(self, stream):
-        self.spec = resolve(tomllib.loads(open(os.environ["FOLLOW_SPEC"]).read()))
-        self.world = open_source(self.spec)
-
-    def poll(self, offset, timeout_s):
-        first, num, tables = 0 if offset is None else offset + 1, 2_000, self.spec.model.num_tables
-        batch = self.world.train_rows(0, first, first + num)
-        ids, days = batch.ids.reshape(tables, num).T.tolist(), self.world.days(0, range(first, first + num)).tolist()
-        dense, label = batch.dense.tolist(), batch.label.tolist()
-        return [(first + i, {"time": 1.7e9 + 86_400 * days[i], "label": int(label[i]),
-                             **{f"dense_{j}": value for j, value in enumerate(dense[i])},
-                             **{f"cat_{j}": value for j, value in enumerate(ids[i])}}) for i in range(num)]
-"""
+def world_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Settings of the world, as `drifting_world.World` takes them."""
+    return {"num_features": args.tables, "samples_per_day": args.rows_per_day // args.batch * args.batch,
+            "id_churn": args.id_churn, "preference_drift": args.preference_drift, "rows": 20_000}
 
 
 def spec_of(args: argparse.Namespace, root: Path) -> RunSpec:
     per_day = args.rows_per_day // args.batch
+    code = f"{EXAMPLE.read_text()}\nStream.settings = Samples.settings = {world_of(args)}\n"
     return resolve({
         "name": "fresh",
         "model": {"num_dense": 4, "embedding_dim": 16, "bottom_mlp": [32], "top_mlp": [64, 32],
                   "num_tables": args.tables, "rows_per_table": 20_000},
-        "data": {"zipf_exponent": 1.05, "num_eval_samples": per_day * args.batch, "drift": {
-            "samples_per_day": per_day * args.batch, "num_ids": 2_000, "id_churn": args.id_churn,
-            "preference_drift": args.preference_drift}},
+        "data": {"kind": "drifting_world:Samples", "code": code, "num_eval_samples": per_day * args.batch},
         "train": {"batch_size": args.batch, "num_steps": args.days * per_day, "learning_rate": args.learning_rate},
-        "stream": {"source": "drifting:Source", "code": STREAM, "time_column": "time"},
+        "stream": {"source": "drifting_world:Stream", "code": code, "time_column": "time"},
         "store": {"root": str(root), "checkpoint_every": per_day, "keep_every": per_day},
         "watch": {"every": per_day, "tensorboard": False},
         "place": {"device": "cpu"},
@@ -71,22 +61,19 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="embark-follow-") as folder:
         root = Path(folder)
         spec = spec_of(args, root)
-        (root / "spec.toml").write_text(to_toml(spec.model_copy(update={"stream": type(spec.stream)()})))
-        os.environ["FOLLOW_SPEC"] = str(root / "spec.toml")
         train(spec)
-        report(spec, root)
+        report(spec, root, World(**world_of(args)))
 
 
-def report(spec: RunSpec, root: Path) -> None:
+def report(spec: RunSpec, root: Path, world: World) -> None:
     per_day, batch = spec.watch.every, spec.train.batch_size
-    world = DriftingSource(spec.model, spec.data)
     fresh = {event.values["step"] // per_day - 1: event.values for event in read_events(root / "fresh" / "events.jsonl")
              if event.kind == "step"}
     print("day   best AUC   fresh AUC   daily AUC    fresh NE   daily NE")
     gains: list[tuple[float, float]] = []
     for day in range(1, len(fresh)):
         daily = evaluate_on(str(root / "fresh"), day, per_day, batch)
-        best = world.best_auc(day * per_day * batch, (day + 1) * per_day * batch)
+        best = world.best_auc(np.arange(day * per_day * batch, (day + 1) * per_day * batch))
         now = fresh[day]
         gains.append((now["auc"] - daily.auc, daily.normalized_entropy - now["normalized_entropy"]))
         print(f"{day:3d}   {best:8.4f}   {now['auc']:9.4f}   {daily.auc:9.4f}   {now['normalized_entropy']:9.4f}   "

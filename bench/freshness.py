@@ -31,25 +31,17 @@ from typing import Any
 import numpy as np
 import psutil
 
-SOURCE = '''
+SOURCE = (Path(__file__).parents[1] / "examples" / "drifting_world.py").read_text() + '''
 import os
 import time
 
-from embark.data.drifting import DriftingSource
-from embark.spec import resolve
-
-WORLD = resolve({
-    "model": {"num_dense": 4, "num_tables": 6, "rows_per_table": 20000},
-    "data": {"zipf_exponent": 1.05, "drift": {"samples_per_day": 200_000, "num_ids": 20_000}},
-})
 RATE, BEGIN_S = float(os.environ["RATE"]), float(os.environ["BEGIN_S"])
 
 
-class Source:
+class Source(Stream):
     """Event n arrives RATE events a second after BEGIN_S."""
 
-    def __init__(self, stream):
-        self.world = DriftingSource(WORLD.model, WORLD.data)
+    settings = {"samples_per_day": 200_000, "num_ids": 20_000, "rows": 20_000}
 
     def poll(self, offset, timeout_s):
         first = 0 if offset is None else offset + 1
@@ -58,15 +50,8 @@ class Source:
             time.sleep(0.02)
         if num <= 0:
             return []
-        return [(first + i, {"time": BEGIN_S + (first + i) / RATE, **row})
-                for i, row in enumerate(rows(self.world, first, num))]
-
-
-def rows(world, first, num):
-    batch = world.train_rows(0, first, first + num)
-    ids = batch.ids.reshape(6, num) % 20000
-    return [{"label": int(batch.label[i]), **{f"dense_{j}": float(batch.dense[i, j]) for j in range(4)},
-             **{f"cat_{j}": int(ids[j, i]) for j in range(6)}} for i in range(num)]
+        return [(first + i, {**row, "time": BEGIN_S + (first + i) / RATE})
+                for i, row in enumerate(self.rows(first, first + num))]
 '''
 SPEC = '''
 name = "fresh"
@@ -118,11 +103,11 @@ def write_labelled(folder: Path, num: int = 50_000) -> None:
     """Rows of the stream as it is after a few minutes, for the gate."""
     code: dict[str, Any] = {}
     exec(SOURCE.replace('os.environ["RATE"]', "1").replace('os.environ["BEGIN_S"]', "0"), code)
-    world = code["Source"](None).world
+    source = code["Source"](None)
     with (folder / "labelled.jsonl").open("w") as file:
         for start in range(0, num, 5_000):
-            made = code["rows"](world, 400_000 + start, 5_000)
-            file.writelines(f"{json.dumps({'time': 0, **row})}\n" for row in made)
+            made = source.rows(400_000 + start, 405_000 + start)
+            file.writelines(f"{json.dumps(row | {'time': 0})}\n" for row in made)
 
 
 def trained(folder: Path) -> list[tuple[float, int]]:

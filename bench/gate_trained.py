@@ -2,10 +2,10 @@
 
     python bench/gate_trained.py --seeds 3
 
-Each seed is a drifting stream (`[data.drift]`: ids that come and go, effects that move) in hours. A DLRM trains on each
-hour and `embark publish` exports it as a delta, measures it on later rows of the same hour and publishes or refuses it,
-at the defaults of `[publish]`. After the last good hour, one hour is faulty in its training rows and the gate's: for
-each kind of fault a copy of the run and its versions goes on with that hour.
+Each seed is a drifting stream in hours (`examples/drifting_world.py`). A DLRM trains on each hour and `embark publish`
+exports it as a delta, measures it on later rows of the same hour and publishes or refuses it, at the defaults of
+`[publish]`. After the last good hour, one hour is faulty in its training rows and the gate's: for each kind of fault a
+copy of the run and its versions goes on with that hour.
 """
 
 from __future__ import annotations
@@ -24,10 +24,11 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from drifting_world import World
 from gate import FAULTS, NUM_DENSE, Hour, fault
 
 from embark import train
-from embark.data.drifting import DriftingSource
 from embark.publish.publisher import PublishResult, publish
 from embark.spec import RunSpec, resolve
 
@@ -59,17 +60,13 @@ class Stream:
 
     def __init__(self, seed: int, num_train: int, num_gate: int) -> None:
         self._num_train, self._per_hour = num_train, num_train + num_gate
-        world = resolve({
-            "model": {"num_dense": NUM_DENSE, "tables": [{"name": f"f{i}", "rows": n} for i, n in enumerate(SIZES)]},
-            "data": {"seed": seed, "zipf_exponent": 1.05,
-                     "drift": {"samples_per_day": 24 * self._per_hour, "num_ids": 2_000}}})
-        self._source = DriftingSource(world.model, world.data)
+        self._world = World(len(SIZES), NUM_DENSE, seed, samples_per_day=24 * self._per_hour)
 
     def hour(self, number: int) -> tuple[Hour, Hour]:
         """What is trained on, and what the gate measures on."""
         start = number * self._per_hour
-        batch = self._source.train_rows(0, start, start + self._per_hour)
-        both = Hour(batch.ids.reshape(len(SIZES), -1).T.astype(np.int64), batch.dense, batch.label > 0.5)
+        label, dense, ids = self._world.samples(np.arange(start, start + self._per_hour))
+        both = Hour(ids % np.array(SIZES), dense, label > 0.5)
         cut = self._num_train
         return Hour(both.ids[:cut], both.dense[:cut], both.label[:cut]), \
             Hour(both.ids[cut:], both.dense[cut:], both.label[cut:])

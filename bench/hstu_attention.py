@@ -68,7 +68,7 @@ class Batch:
         """As on a CPU."""
         is_bf16 = leaves["q"] is not None and leaves["q"].dtype == torch.bfloat16
         with torch.autocast("cuda", torch.bfloat16, enabled=is_bf16):
-            return eager_attention(**leaves, padding=self.layout.padding, max_length=LONGEST, causal=True,
+            return eager_attention(**leaves, padding=self.layout.padding, max_length=LONGEST,
                                    times=self.times if leaves["time_bias"] is not None else None)
 
 

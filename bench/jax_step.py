@@ -85,20 +85,41 @@ Made = tuple[Callable[[int], None], Callable[[], None], str, str]
 
 def made_jax(spec: Any) -> Made:
     """The trainer in JAX, ready to step."""
+    from itertools import count
+
     import jax
 
     from embark.data import open_source
+    from embark.data.loader import Prefetcher
+    from embark.model.jax_layout import NUM_AHEAD
     from embark.spec import PlaceSpec
-    from embark.trainers.jax.bench import JaxContender
+    from embark.trainers.bench import ENDLESS, first_batches
+    from embark.trainers.jax.prefetch import to_devices
+    from embark.trainers.jax.state import initial_state
+    from embark.trainers.jax.trainer import JaxTrainer
     from embark.trainers.jax.world import join
 
     world = _JOINED.enter_context(join(PlaceSpec(device="jax")))
     if world.num_devices > 1:
         raise SystemExit(f"JAX sees {world.num_devices} devices, and this compares one: set CUDA_VISIBLE_DEVICES=0")
-    stepping = JaxContender(spec, world, open_source(spec))
-    _JOINED.callback(stepping.close)
-    name = f"JAX {jax.__version__}, {stepping.trainer.precision}, from memory"
-    return stepping.run, stepping.wait, name, world.device_name
+    source = open_source(spec)
+    trainer = JaxTrainer(spec, world, ENDLESS, source)
+    trainer.state = initial_state(spec, trainer.table_layout, world)
+    batches = first_batches(spec, source)
+    ahead = Prefetcher(lambda number: to_devices(batches[number % len(batches)], spec, trainer.table_layout, world),
+                       ENDLESS, depth=NUM_AHEAD)
+    ahead.start()
+    _JOINED.callback(ahead.close)
+    placed, numbers = ahead.take(), count()
+
+    def run(num_steps: int) -> None:
+        for _ in range(num_steps):
+            trainer.step(placed, next(numbers))
+
+    def wait() -> None:
+        jax.block_until_ready(trainer.state)
+
+    return run, wait, f"JAX {jax.__version__}, {trainer.precision}, from memory", world.device_name
 
 
 def _torch(spec: Any, contender: str) -> Made:

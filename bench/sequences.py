@@ -46,8 +46,8 @@ def main() -> None:
     given = parser.parse_args()
     given.out.mkdir(parents=True, exist_ok=True)
     rows = np.loadtxt(given.log, dtype=np.int64)
-    path = given.out / "log.npz"
-    np.savez(path, user=rows[:, 0], item=rows[:, 1])
+    path = given.out / "log.csv"
+    np.savetxt(path, rows[:, :2], "%d", ",", header="user,item", comments="")
     for kind in given.kinds:
         found = []
         for seed in given.seeds:

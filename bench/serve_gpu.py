@@ -285,7 +285,7 @@ def serve(place: str, device: ScoringDevice) -> None:
         for name in ("pyarrow", "pyarrow.compute", "pyarrow.types", "pyarrow.parquet", "pyarrow.csv"):
             sys.modules[name] = module = _Absent(name)
             module.__path__ = []
-    from embark.serve.server import Endpoint, Listening, serve_limits
+    from embark.serve.server import Endpoint, Listening
     from embark.serve.server import serve as serve_model
 
     def report(listening: Listening) -> None:
@@ -293,8 +293,7 @@ def serve(place: str, device: ScoringDevice) -> None:
               flush=True)
 
     endpoint = Endpoint(port=0, grpc_port=0 if has_grpc() else None)
-    serve_model(place, name=NAME, device=device, poll_s=0, on_start=report, endpoint=endpoint,
-                limits=serve_limits(max_wait_ms=0, max_queued_rows=65_536))
+    serve_model(place, name=NAME, device=device, poll_s=0, on_start=report, endpoint=endpoint)
 
 
 class _Absent(types.ModuleType):

@@ -32,7 +32,7 @@ evidence and a fix.
 embark diagnose runs/dlrm                    # a run: its events, its spec, and the logs beside them
 embark diagnose dlrm                         # a launched run: also the events and logs of its cluster or machines
 embark diagnose logs/                        # a folder of logs, one per rank or pod; .gz too
-embark diagnose rank0.log rank1.log job.yaml # files; manifests are linted
+embark diagnose rank0.log rank1.log job.yaml # files
 kubectl logs -l batch.kubernetes.io/job-name=dlrm --prefix --tail=-1 | embark diagnose -
 kubectl get events | embark diagnose - --spec dlrm.toml
 embark diagnose logs/ --json
@@ -47,8 +47,8 @@ The exit code is 1 if something is found, and 0 if nothing is. Nothing is create
   cause is found. Among equals, the first in time wins.
 - **Resolved problems are not reported.** If a pod waited for a node and got one, or an image was pulled at the second
   attempt, the later line cancels the finding.
-- **All sources are read together.** For a launched run these are the events of Kubernetes (or Ray, Vertex AI, the
-  machines), every rank's log, the run's own events and its spec; manifests beside them are linted.
+- **All sources are read together.** For a launched run these are the events of Kubernetes or Vertex AI, every
+  rank's log, the run's own events and its spec.
 - **The spec adds rules.** With it (a run has its own, `--spec` names one) NCCL's lines (`NCCL_DEBUG=INFO`) reveal TCP
   on machines with EFA, InfiniBand or GPUDirect, and for out-of-memory errors the plan gives a setup that fits. One
   machine on TCP among others with a fabric is found without the spec.

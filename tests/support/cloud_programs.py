@@ -85,10 +85,6 @@ class Clouds(Shell):
             return CommandResult(0, json.dumps(result)) if result else NOT_THERE
         if at.startswith("compute tpus queued-resources delete"):
             return self._gone(f"request {words[5]}")
-        if at.startswith("compute operations list"):
-            return CommandResult(0, json.dumps([{"operationType": "compute.instances.preempted", "status": "DONE",
-                                        "insertTime": "2026-11-15T10:00:00.000-08:00",
-                                        "targetLink": "https://x/zones/z/instances/dlrm-1"}]))
         for kind in ("firewall-rules", "resource-policies"):
             if f"compute {kind} " in f"{at} ":
                 name = next(w for w in words[4:] if w.startswith("embark-"))
@@ -121,10 +117,6 @@ class Clouds(Shell):
             )
         if at.startswith("vm run-command"):
             return CommandResult(0, f"Enable succeeded: \n[stdout]\n{HOST_KEY}\n\n[stderr]\n")
-        if at.startswith("monitor activity-log"):
-            return CommandResult(0, json.dumps([{"eventTimestamp": "2026-11-15T10:00:00.123Z", "level": "Warning",
-                                        "operationName": {"localizedValue": "Evict Virtual Machine"},
-                                        "status": {"value": "Succeeded"}, "resourceId": "/x/dlrm-1"}]))
         return CommandResult(0, "id-of-it")
 
     def _aws(self, words: list[str]) -> CommandResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier, Lock
@@ -17,6 +18,24 @@ from embark.trainers.torch.dynamic.batch_ids import IdLayout, NewRows
 from embark.trainers.torch.dynamic.id_map import IdMap
 
 SEED = 3
+_CODE = """
+import numpy as np
+
+
+class Rows:
+    def __init__(self, data, model):
+        self.num_train_samples, self.num_eval_samples = data.num_train_samples, data.num_eval_samples
+        self.model = model
+
+    def rows(self, split, positions):
+        ids = {}
+        for table in self.model.table_list():
+            some = positions[:, None] * np.array([3, 5, 7])[: table.multi_hot]
+            ids[table.name] = (some % 150 - 70) * (1 << 55) if table.is_dynamic else some % table.rows
+        return positions % 3 == 0, np.zeros((len(positions), self.model.num_dense)), ids
+"""
+WIDE_IDS = ("data.kind=wide_ids:Rows", f"data.code={json.dumps(_CODE)}")
+"""Settings of a run whose ids take 64 bits where a table is dynamic."""
 
 
 def random_stream(seed: int) -> tuple[list[Table], list[list[list[int]]]]:

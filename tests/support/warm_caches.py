@@ -2,9 +2,8 @@
 
 from embark.catalog import load_catalog
 from embark.plan.calibration import cpu_calibration
-from embark.report.document import templates
+from embark.report.document import page_template
 
 load_catalog()
 cpu_calibration()
-for name in templates().list_templates(extensions=["j2"]):
-    templates().get_template(name)
+page_template()

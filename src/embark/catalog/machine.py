@@ -1,5 +1,5 @@
 """What the clouds offer, as values. `None`, or an empty text, stands for what is not known. The annotations are the
-rules by which `load` checks the catalog's files."""
+rules by which `load` checks each field of a file."""
 
 import re
 from collections.abc import Mapping
@@ -144,7 +144,7 @@ class Machine:
     gpu: Gpu
     num_gpus: Count
     total_gpu_memory_gib: Known = field(default=None, repr=False)
-    """The figure that the cloud publishes; `load` compares it with `gpu_memory_gib`."""
+    """The figure that the cloud publishes."""
     num_hosts: Count
     vcpus: Known = None
     memory_gib: Known = None

@@ -8,24 +8,20 @@ from cyclopts import Parameter
 
 from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import UserError
-from embark.formatting import format_bytes
 
 if TYPE_CHECKING:
     from embark.trainers.bench import BenchResult
     from embark.trainers.torch.bench.calibrate import CalibrationResult
-    from embark.trainers.torch.bench.run import Profile
-
-NUM_PROFILE_ROWS = 30
 
 
 def bench(
     spec: Spec = "quickstart", /, *, set_: Settings = (), seconds: float = 8.0,
-    peers: Annotated[bool, Parameter(negative="--no-peers")] = True, profile: Flag = False, calibrate: Flag = False,
+    peers: Annotated[bool, Parameter(negative="--no-peers")] = True, calibrate: Flag = False,
     console: Console = Console(),
 ) -> None:
     """Train a spec's first batches here with Embark and with stock TorchRec, and compare samples per second.
 
-    Compares Embark's engines for a custom model. With place.device=jax, measures only the JAX trainer.
+    Compares Embark's engines for a custom model. Measures the torch trainer only.
 
     Parameters
     ----------
@@ -33,73 +29,44 @@ def bench(
         Seconds to measure each trainer.
     peers
         Measure stock TorchRec too, in fp32 and in bf16 autocast.
-    profile
-        Instead, show where the time of Embark's step goes.
     calibrate
         Instead, measure this machine's bandwidth, compute and memory for embark plan; takes minutes.
     """
     from embark.spec import load_spec
     from embark.stack.versions import require_stack
-    from embark.trainers import require_jax, wants_jax
+    from embark.trainers import wants_jax
 
     run = load_spec(spec, set_)
     if seconds <= 0:
         raise UserError("--seconds must be greater than 0", fix="--seconds 8")
-    if profile and calibrate:
-        raise UserError("--profile and --calibrate are mutually exclusive", fix="leave one out")
+    if wants_jax(run):
+        raise UserError("embark bench measures the torch trainer only",
+                        fix="leave place.device out; embark train logs the samples per second of JAX")
 
     def report(name: str) -> None:
         console.text(f"measured {name}")
 
-    if wants_jax(run):
-        if profile or calibrate:
-            raise UserError("--profile and --calibrate measure the torch trainer only",
-                            fix="leave place.device=jax out")
-        require_jax(run)
-        from embark.trainers.jax.bench import bench as bench_jax
-
-        console.show(bench_jax(run, seconds=seconds, progress=report), _render)
-        return
     require_stack()
     if calibrate:
         from embark.trainers.torch.bench.calibrate import calibrate as calibrate_here
 
         console.show(calibrate_here(run, seconds=seconds, progress=console.text), _render_calibration)
         return
-    from embark.trainers.torch.bench import run as torch_bench
+    from embark.trainers.torch.bench.run import bench as bench_torch
 
-    if profile:
-        console.show(torch_bench.profile(run), _render_profile)
-    else:
-        console.show(torch_bench.bench(run, seconds=seconds, peers=peers, progress=report), _render)
+    console.show(bench_torch(run, seconds=seconds, peers=peers, progress=report), _render)
 
 
 def _render(console: Console, found: BenchResult) -> None:
     console.text(f"batch {found.batch_size:,}, {found.device}, {found.library}")
-    limit = found.roofline
     rows = []
     for row in found.rows:
         cells = {"": row.name, "samples/s": f"{row.samples_per_s:,.0f}", "ms/step": f"{row.step_ms:.3f}",
                  "first step, s": f"{row.first_step_s:.1f}"}
-        if limit or len(found.rows) > 1:
+        if len(found.rows) > 1:
             cells["Embark is"] = f"{row.ratio:.2f}×"
-        elif row.memory_bytes:
-            cells["memory"] = format_bytes(row.memory_bytes)
         rows.append(cells)
-    if limit:
-        rows.append({"": "limit of this device", "samples/s": f"{limit.samples_per_s:,.0f}",
-                     "ms/step": f"{limit.step_ms:.3f}", "first step, s": "", "Embark is": f"{limit.share:.0%} of it"})
     console.table(rows)
-    if limit:
-        console.text(
-            f"A step moves {limit.bytes_per_step / 1e9:.3g} GB at a measured {limit.bytes_per_s / 1e12:.3g} TB/s "
-            f"and computes {limit.flops_per_step / 1e12:.3g} TFLOP at a measured "
-            f"{limit.flops_per_s / 1e12:.3g} TFLOP/s.")
-
-
-def _render_profile(console: Console, found: Profile) -> None:
-    console.table([{"operation": row.what[:100], "µs/step": f"{row.us:.1f}", "calls/step": f"{row.calls:.1f}"}
-                   for row in found.rows[:NUM_PROFILE_ROWS]])
 
 
 def _render_calibration(console: Console, found: CalibrationResult) -> None:

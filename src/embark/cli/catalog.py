@@ -13,14 +13,13 @@ from embark.catalog import MachineFilter, compare_machines, load_catalog, prices
 from embark.catalog.load import RefreshResult, refresh_prices
 from embark.catalog.machine import Machine, Origin, Price, Quota
 from embark.catalog.search import MachineDetails, MachineOffer, VolumeOffer, list_volumes, machine_details
-from embark.cli.console import GAP, Console, Flag
+from embark.cli.console import Console, Flag
 from embark.errors import UserError
 from embark.formatting import format_usd, pluralize
 
 Region = Annotated[str, Parameter(help="A region, such as us-east-1, eastus, us-central1.", show_default=False)]
 Text = Annotated[str, Parameter(show_default=False)]
 UNKNOWN = "not known"
-MAX_CHANGES = 20
 TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("catalog_tables.toml").read_text(encoding="utf-8"))
 
 
@@ -142,11 +141,8 @@ def _render_comparison(console: Console, offers: Sequence[MachineOffer], region:
                                            interruptions=catalog.interruptions(one.machine, region))
                for one in offers}
     labels = list(next(iter(columns.values())))
-    for number, names in enumerate(_that_fit(console, columns)):
-        if number:
-            console.text("")
-        console.table([{"": label} | {name: columns[name][label] for name in names} for label in labels],
-                      {name: name for name in ("", *names)})
+    console.table([{"": label} | {name: facts[label] for name, facts in columns.items()} for label in labels],
+                  {name: name for name in ("", *columns)})
     if any(value.endswith("?") for facts in columns.values() for value in facts.values()):
         console.text("\n? marks unconfirmed figures; embark catalog show NAME names their sources", style="dim")
 
@@ -162,13 +158,11 @@ def _render_volumes(console: Console, offers: Sequence[VolumeOffer], tib: float)
 
 
 def _render_refresh(console: Console, done: RefreshResult) -> None:
-    rows = [{"machine": change.machine, "region": change.region,
-             "was $/h": change.old and change.old.on_demand_usd_per_hour, "is $/h": change.new.on_demand_usd_per_hour,
-             "spot was $/h": change.old and change.old.spot_usd_per_hour,
-             "spot is $/h": change.new.spot_usd_per_hour, "date": change.new.origin.date} for change in done.changes]
+    rows = [{"machine": change.machine, "region": change.region, "date": change.new.origin.date,
+             "was $/h": change.old and change.old.on_demand_usd_per_hour,
+             "is $/h": change.new.on_demand_usd_per_hour} for change in done.changes]
     if rows and not console.quiet:
-        console.table(rows[:MAX_CHANGES])
-        console.text(f"… and {len(rows) - MAX_CHANGES} more" if len(rows) > MAX_CHANGES else "")
+        console.table(rows)
     if done.num_older:
         console.warning(f"skipped rows older than the catalog's: {done.num_older:,}")
     console.result(f"{pluralize(len(rows), 'price')} changed, {done.num_same:,} unchanged; saved in {done.path}"
@@ -198,21 +192,6 @@ def _urls(origin: Origin) -> str:
 def _short(machine: Machine) -> str:
     """Return the name without the Standard_ that Azure puts before every name."""
     return machine.name.removeprefix("Standard_")
-
-
-def _that_fit(console: Console, columns: dict[str, dict[str, str]]) -> list[list[str]]:
-    """Return machines in as many groups as there must be for each to fit the terminal."""
-    labels = max(len(what) for what in next(iter(columns.values()))) + GAP
-    groups: list[list[str]] = [[]]
-    used = labels
-    for name, facts in columns.items():
-        wide = max(len(name), *(len(value) for value in facts.values())) + GAP
-        if groups[-1] and used + wide - GAP > console.out.width:
-            groups.append([])
-            used = labels
-        groups[-1].append(name)
-        used += wide
-    return groups
 
 
 def _figure(value: float | None, origin: Origin) -> str:

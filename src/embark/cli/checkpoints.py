@@ -129,8 +129,7 @@ def _render_pruned(console: Console, pruned: PruneResult) -> None:
 
 
 def _render_diff(console: Console, found: CheckpointDiff) -> None:
-    for title, changes in (("spec", found.spec), ("plan", found.plan), ("values", found.values),
-                           ("shapes", found.shapes)):
+    for title, changes in (("spec", found.spec), ("values", found.values), ("shapes", found.shapes)):
         _render_changes(console, title, changes, found)
     for step, names in ((found.a, found.only_in_a), (found.b, found.only_in_b)):
         if names:
@@ -139,7 +138,7 @@ def _render_diff(console: Console, found: CheckpointDiff) -> None:
         console.table([_tensor_row(change) for change in found.tensors], title="tensors")
     num_other = len(found.tensors) + len(found.shapes) + len(found.only_in_a) + len(found.only_in_b)
     console.result(f"different: {num_other:,} of {pluralize(num_other + found.num_same, 'tensor')}, "
-                   f"{pluralize(len(found.spec), 'spec field')}, {pluralize(len(found.plan), 'plan line')}")
+                   f"{pluralize(len(found.spec), 'spec field')}")
 
 
 def _render_changes(console: Console, title: str, changes: Sequence[Change], found: CheckpointDiff) -> None:
@@ -150,9 +149,7 @@ def _render_changes(console: Console, title: str, changes: Sequence[Change], fou
 
 
 def _tensor_row(change: TensorChange) -> dict[str, object]:
-    not_finite = {"NaN or infinite": change.num_not_finite} if change.num_not_finite else {}
     return {
         "tensor": change.name, "dtype": change.dtype, "shape": " × ".join(f"{n:,}" for n in change.shape) or "scalar",
-        "elements differing": change.num_differing, "max abs": change.max_abs, "max relative": change.max_relative,
-        **not_finite,
+        "elements differing": change.num_differing, "max abs": change.max_abs,
     }

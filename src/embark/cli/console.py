@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # importing rich takes a tenth of a second
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 """A switch that is off unless given; there is no `--no-…`."""
 Spec = Annotated[str, Parameter(
-    help="A TOML file, a preset (laptop, quickstart, criteo-1tb, mlperf-dcnv2, mlperf-hstu) or module:function.")]
+    help="A TOML file or a preset (laptop, quickstart, criteo-1tb, mlperf-dcnv2, mlperf-hstu).")]
 Settings = Annotated[tuple[str, ...], Parameter(
     name=("--set", "-s"), help="Override a field: --set train.batch_size=4096. Repeatable.", negative="",
     show_default=False)]

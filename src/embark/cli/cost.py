@@ -1,16 +1,13 @@
 """`embark cost`: what a run has cost so far, what for, and what it will cost."""
 
-from embark.cli.console import Console, Flag
-from embark.cli.status import cancel
+from embark.cli.console import Console
 from embark.errors import ExitCode, UserError
 from embark.events.spending import losses_sentence
 from embark.formatting import format_count, format_duration, format_usd, to_one_line
 from embark.launch.costs import RunCost, run_cost
 
 
-def cost(
-    run: str, /, *, budget: float | None = None, stop: Flag = False, yes: Flag = False, console: Console = Console(),
-) -> int:
+def cost(run: str, /, *, budget: float | None = None, console: Console = Console()) -> int:
     """Show what a run has cost so far, for what, and what it will cost. Exit code 1 if it exceeds its budget.
 
     Parameters
@@ -19,36 +16,16 @@ def cost(
         A launched run's name, a run's directory, its name under ./runs, or its URI.
     budget
         Budget in dollars; place.budget_usd by default, at which the run stops by itself.
-    stop
-        Cancel a launched run that has exceeded the budget or will exceed it, after a last checkpoint.
-    yes
-        With --stop: do not ask for confirmation.
     """
     if budget is not None and budget <= 0:
         raise UserError("--budget must be greater than 0", fix="--budget 50")
-    if stop and console.json:
-        raise UserError("--stop and --json are mutually exclusive", fix="leave one out")
     found = run_cost(run, console.warning, budget_usd=budget)
-    if stop and found.budget_usd is None:
-        raise UserError("--stop needs a budget to stop at", fix="--budget 50, or place.budget_usd in the spec")
     console.show(found, _render)
-    if found.is_within_budget is None and (stop or budget is not None):
-        raise UserError(f"{found.name} has no price: {'--stop' if stop else '--budget'} has no effect",
+    if found.is_within_budget is None and budget is not None:
+        raise UserError(f"{found.name} has no price: --budget has no effect",
                         fix="name place.machine in its spec, or start it with EMBARK_USD_PER_HOUR set: the dollars per "
                             "hour of all its machines")
-    if stop and found.is_within_budget is False:
-        _stop(console, found, yes=yes)
     return ExitCode.OTHER if found.is_within_budget is False else ExitCode.DONE
-
-
-def _stop(console: Console, found: RunCost, *, yes: bool) -> None:
-    if found.can_be_cancelled:
-        cancel(found.name, yes=yes, console=console)
-    elif found.is_running:
-        raise UserError(f"{found.name} was not launched from here, so it cannot be cancelled from here",
-                        fix="stop it where it was started: it saves on SIGTERM")
-    else:
-        console.text("not running; nothing to stop")
 
 
 def _render(console: Console, found: RunCost) -> None:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,22 +14,18 @@ from embark.errors import ExitCode, UserError
 from embark.formatting import format_bytes, format_clock, format_duration, format_si, pluralize
 
 if TYPE_CHECKING:
-    from embark.data.check import Report
+    from embark.data.column_report import Report
     from embark.data.copy import CopyResult
-    from embark.data.custom_contract import ContractReport
-    from embark.data.leaks import ColumnsReport
     from embark.data.make import MakeResult
     from embark.data.prepare.prepare import PrepareResult, Preview
-    from embark.data.prepared import Manifest
     from embark.data.progress import OnProgress, Progress
     from embark.spec import RunSpec
 
 _MAX_BAD_ROWS = 10
 _MAX_FILES = 20
 _HEADINGS = {
-    "column": "column", "kind": "kind", "rows": "rows", "used": "used", "top": "top id", "missing": "zero",
-    "label_rate": "label rate of top ids", "range": "range", "new": "new ids", "auc_alone": "AUC alone",
-    "picture": "distribution",
+    "column": "column", "kind": "kind", "rows": "rows", "num_values": "values", "top_share": "most frequent",
+    "zero_share": "zero", "spread": "range", "auc_alone": "AUC alone",
 }
 
 
@@ -94,20 +91,15 @@ def check(data: str, /, *, set_: Settings = (), console: Console = Console()) ->
         A folder or a URI of prepared data, or a spec that names it, files with columns, or code of yours, which is run.
     """
     from embark.data.check import check as check_data
-    from embark.data.leaks import check_columns
+    from embark.data.column_report import check_columns
+    from embark.data.custom_contract import check_contract
 
     path = _data_path(data, set_)
-    if not isinstance(path, str) and path.data.is_custom:
-        from embark.data.custom_contract import check_contract
-
-        tried = check_contract(path)
-        console.show(tried, _render_contract)
-        return ExitCode.OTHER if tried.num_problems else ExitCode.DONE
-    if not isinstance(path, str):
-        console.show(check_columns(path), _render_columns)
-        return ExitCode.DONE
     with _stages(console) as show:
-        report = check_data(path, on_progress=show)
+        if isinstance(path, str):
+            report = check_data(path, on_progress=show)
+        else:
+            report = check_contract(path) if path.data.is_custom else check_columns(path)
     console.show(report, _render_checked)
     return ExitCode.OTHER if report.problems else ExitCode.DONE
 
@@ -161,12 +153,13 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
     manifest, bad = result.manifest, result.manifest.bad_rows
     if not console.quiet:
         maps = manifest.settings["id_maps"] if result.id_map_from else {}
-        headings = {"known": "known ids", "new": "new ids", "evicted": "evicted"} if maps else {}
+        headings = {"known": "known ids", "new": "new ids"} if maps else {}
         console.table([{"table": f.name, "rows": f.rows, "ids": f"up to {f.multi_hot}" if f.is_ragged else
                         str(f.multi_hot), **{key: maps[f.name].get(key) for key in headings}}
                        for f in manifest.layout.id_features],
                       {"table": "table", "rows": "rows", "ids": "ids per row", **headings})
-    console.text(f"\nrows: {_rows(manifest)}; {pluralize(len(manifest.layout.dense), 'dense column')}")
+    console.text(f"\nrows: {_rows(manifest.rows_by_split, manifest.time_split)}; "
+                 f"{pluralize(len(manifest.layout.dense), 'dense column')}")
     if result.id_map_from:
         transform = manifest.settings["prepare"]["dense"]
         console.text(f"known ids have the rows that they have in {result.id_map_from}; dense values are transformed as "
@@ -186,41 +179,19 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
 
 
 def _render_checked(console: Console, report: Report) -> None:
-    path, columns = report.path, report.columns()
-    if columns and not console.quiet:
-        console.table(columns, {key: heading for key, heading in _HEADINGS.items()
-                                if any(row[key] not in (None, "") for row in columns)}, title=path)
-        console.text("")
     for problem in report.problems:
         console.warning(f"{problem.where}: {problem.what}")
+    if report.columns and not console.quiet:
+        shown = [{**asdict(one), "top_share": f"{one.top_share:.1%}", "zero_share": f"{one.zero_share:.1%}",
+                  "auc_alone": one.auc_alone and round(one.auc_alone, 3)} for one in report.columns]
+        console.table(shown, _HEADINGS, title=report.path)
+        console.text("")
     for hint in report.hints:
         console.text(f"hint: {hint.where}: {hint.what}", style="yellow")
-    if not report.is_local and not report.problems:
-        console.text("hints about single columns need a local copy: embark data copy, then check the copy")
     state = pluralize(len(report.problems), "problem") if report.problems else "complete"
     hints = f", {pluralize(len(report.hints), 'hint')}" if report.hints else ""
-    console.result(f"{path}: {state}{hints}; rows: {_rows(report.manifest)}; "
-                   f"{format_bytes(report.manifest.size_bytes)} read")
-
-
-def _render_contract(console: Console, report: ContractReport) -> None:
-    for check in report.checks:
-        console.text(f"{'broken' if check.problem else 'holds '}  {check.promise}",
-                     style="red" if check.problem else "")
-        if check.problem:
-            console.text(f"        {check.problem}")
-    if report.columns is not None:
-        _render_columns(console, report.columns)
-    else:
-        console.result(f"{report.kind}: {pluralize(report.num_problems, 'problem')}")
-
-
-def _render_columns(console: Console, report: ColumnsReport) -> None:
-    console.table([{"column": name, "AUC alone": round(score, 3)} for name, score in report.auc_alone.items()])
-    for hint in report.hints:
-        console.text(f"hint: {hint}", style="yellow")
-    console.result(f"{report.path}: complete; rows: train {report.num_train_samples:,}, "
-                   f"held out {report.num_eval_samples:,}")
+    size = f"; {format_bytes(report.size_bytes)} read" if report.size_bytes else ""
+    console.result(f"{report.path}: {state}{hints}; rows: {_rows(report.rows, report.time_split)}{size}")
 
 
 def _render_copy_plan(console: Console, result: CopyResult) -> None:
@@ -275,10 +246,9 @@ def _folder(path: str, command: str) -> Path:
     return folder
 
 
-def _rows(manifest: Manifest) -> str:
-    starts = manifest.time_split
+def _rows(rows: Mapping[str, int], starts: Mapping[str, str]) -> str:
     return ", ".join(f"{split} {num:,}" + (f" from {starts[split]}" if split in starts else "")
-                     for split, num in manifest.rows_by_split.items() if num) or "none"
+                     for split, num in rows.items() if num) or "none"
 
 
 def _summary(result: PrepareResult | MakeResult) -> str:

@@ -1,6 +1,5 @@
 """`embark doctor`: its flags and its output."""
 
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -28,7 +27,7 @@ def doctor(
     spec
         With --cloud: the spec whose machines, region and bucket are checked.
     cloud
-        Instead, check the cloud account: identity, quotas, machine availability, budgets, the bucket.
+        Instead, check the cloud account: identity, quotas, machine availability, the bucket.
     machine
         With --cloud: a machine from embark catalog list, if no spec names one.
     """
@@ -62,15 +61,6 @@ def _show(console: Console, checks: Iterable[Check], subject: str) -> ExitCode:
 def _render(console: Console, one: Check) -> None:
     expected = f"; expected {one.expected}" if one.verdict != "ok" and one.expected else ""
     head = f"{_MARKS[one.verdict]:<8}{one.name:<{_NAME_WIDTH}} "
-    for line in _fold(head, f"{one.found}{expected}", console.out.width if console.out.is_terminal else 0):
-        console.text(line, style=_STYLES[one.verdict])
+    console.text(f"{head}{one.found}{expected}", style=_STYLES[one.verdict])
     if one.fix:
         console.text(f"{'':8}{'':{_NAME_WIDTH}} fix: {one.fix}", style="green")
-
-
-def _fold(head: str, text: str, width: int) -> list[str]:
-    """Fold a text into its column on a terminal; a fix stays on one line, to be copied. Width 0: no terminal."""
-    if not width or len(head) + len(text) <= width:
-        return [head + text]
-    return textwrap.wrap(text, max(width, len(head) + 20), initial_indent=head, subsequent_indent=" " * len(head),
-                         break_long_words=False, break_on_hyphens=False)

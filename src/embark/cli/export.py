@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from embark.export.export_run import ExportResult
 
 ALLOWED = {
-    "": {"--to", "--tables", "--step", "--delta"}, "--weights-only": {"--to", "--step", "--force"},
+    "": {"--to", "--tables", "--step", "--delta"},
     "--embeddings": {"--only", "--step", "--force"}, "--ids": {"--only", "--force"},
 }
 """What is written → the options that apply to it; the empty name is an artifact."""
@@ -24,7 +24,7 @@ ALLOWED = {
 def export(
     run: str, /, *, to: str = "", tables: Literal["fp32", "fp16", "int8", "int4"] | None = None,
     step: Annotated[int | None, Parameter(show_default=False)] = None, delta: Flag = False,
-    weights_only: Flag = False, embeddings: str = "", ids: str = "",
+    embeddings: str = "", ids: str = "",
     only: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (), force: Flag = False,
     console: Console = Console(),
 ) -> None:
@@ -46,8 +46,6 @@ def export(
         The checkpoint of this step.
     delta
         Write only the rows and weights that differ from the current version; a full version where these are many.
-    weights_only
-        Write the weights alone, in float32, to the file --to FILE.safetensors.
     embeddings
         Write the embedding vectors to this folder, with the columns value (as in your data), id, vector.
     ids
@@ -55,12 +53,11 @@ def export(
     only
         Write only this table, with --embeddings or --ids. Repeatable.
     force
-        Replace existing files, with --weights-only, --embeddings or --ids.
+        Replace existing files, with --embeddings or --ids.
     """
     given = {"--to": to, "--tables": tables, "--step": step is not None, "--delta": delta, "--only": only,
              "--force": force}
-    kinds = [kind for kind, value in (("--weights-only", weights_only), ("--embeddings", embeddings), ("--ids", ids))
-             if value] or [""]
+    kinds = [kind for kind, value in (("--embeddings", embeddings), ("--ids", ids)) if value] or [""]
     extra = [*kinds[1:], *(flag for flag, value in given.items() if value and flag not in ALLOWED[kinds[0]])]
     if extra:
         raise UserError(f"{extra[0]} does not apply to {kinds[0] or 'an artifact, which is always a new version'}",
@@ -74,10 +71,6 @@ def export(
             from embark.data.export.id_values import write_id_maps
 
             files = write_id_maps(run, ids, tables=only, force=force)
-        elif weights_only:
-            from embark.export.export_run import export_weights
-
-            result = export_weights(run, to, step=step, force=force)
         else:
             from embark.trainers import export_run
 
@@ -102,9 +95,8 @@ def _render(console: Console, result: ExportResult) -> None:
     if index := result.item_index:
         console.text(f"Its index of {index.num_items:,} items ({index.kind}) finds {100 * index.recall:.1f} % of an "
                      f"exact search's first {index.k}.")
-    if result.version is not None:
-        console.text(f"Score rows with: embark score {result.uri} ROWS.csv --to scores.parquet"
-                     + (f" --model-file {result.model_file}" if result.model_file else ""))
+    console.text(f"Score rows with: embark score {result.uri} ROWS.csv --to scores.parquet"
+                 + (f" --model-file {result.model_file}" if result.model_file else ""))
 
 
 def _render_files(console: Console, result: ParquetFiles) -> None:

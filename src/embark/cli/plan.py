@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from string import ascii_lowercase
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
@@ -14,26 +13,24 @@ from embark.catalog import find_machine, load_catalog
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase
 from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import ExitCode, UserError
-from embark.formatting import MISSING, format_bytes, format_duration, format_usd, pluralize
+from embark.formatting import format_bytes, format_duration, format_usd, pluralize
 from embark.model.placement import Planner
 from embark.plan.cost import Bill
 from embark.plan.plan import CatalogPlan, MachinePlan, PlanRequest
 from embark.plan.plan import plan as make_plan
 from embark.plan.prediction import GIB, MemoryUse, Prediction, StepTime
 from embark.plan.storage import StorageNeed, StorageOffer
-from embark.plan.survey import Estimate, Survey
+from embark.plan.survey import Estimate, Survey, pareto_front
 from embark.plan.workload import Workload
 from embark.spec import RunSpec, load_spec
 
 if TYPE_CHECKING:
     from embark.plan.here import LocalPlan
     from embark.plan.serving import ServePlan
-    from embark.trainers.jax.aot import ComparedMemory
 
 MOST_SHOWN = 15
 MOST_OFFERS = 5
 MOST_MACHINES = 6
-PLOT_WIDTH, PLOT_HEIGHT = 76, 14
 
 
 def plan(
@@ -41,7 +38,7 @@ def plan(
     by: Literal["dollars", "hours"] | None = None, deadline: float | None = None, budget: float | None = None,
     cloud: str = "", region: str = "",
     spot: Annotated[bool | None, Parameter(negative="--on-demand", show_default=False)] = None, max_nodes: int = 16,
-    samples: int | None = None, picture: Path | None = None, exact: Flag = False, tpu_compile: str = "",
+    samples: int | None = None, exact: Flag = False,
     serve: Flag = False, qps: float | None = None, p99_ms: float | None = None, rows: int | None = None,
     tables: Literal["fp32", "fp16", "int8", "int4"] | None = None, cpu_machine: str = "", console: Console = Console(),
 ) -> int:
@@ -73,12 +70,8 @@ def plan(
         Maximum number of machines of one type.
     samples
         Samples per epoch, if the data cannot be read from here.
-    picture
-        With --across: write a chart of cost against time to this SVG file.
     exact
         Place the tables with TorchRec's own planner. Needs torch.
-    tpu_compile
-        Instead, compile the step for a topology such as v5e:2x4 and show its memory. Needs jax[tpu], but no TPU.
     serve
         Instead, plan `embark serve` on CPU machines: replicas, machines, dollars. Needs --qps and --p99-ms.
     qps
@@ -95,8 +88,7 @@ def plan(
     loaded = load_spec(spec, set_)
     serving = {"--qps": qps, "--p99-ms": p99_ms, "--rows": rows, "--tables": tables, "--cpu-machine": cpu_machine}
     clouds = {"--cloud": cloud, "--region": region, "--spot": spot}
-    training = {"--across": across, "--by": by, "--deadline": deadline, "--budget": budget, "--picture": picture,
-                "--exact": exact, "--tpu-compile": tpu_compile}
+    training = {"--across": across, "--by": by, "--deadline": deadline, "--budget": budget, "--exact": exact}
     if serve:
         _refuse({**training, "--here": here, "--samples": samples}, "--serve plans a server, and {} a training run")
         if qps is None or p99_ms is None:
@@ -117,15 +109,11 @@ def plan(
         local = plan_this_machine(loaded, samples)
         console.show(local, _render_here)
         return ExitCode.DONE if local.is_ok else ExitCode.OTHER
-    if tpu_compile:
-        return _compile(console, loaded, tpu_compile)
     is_across = across or not loaded.place.machine
     if is_across and exact:
         raise UserError("--exact plans for one machine", fix="--set place.machine=p5.48xlarge, or leave --exact out")
-    if not is_across and (picture is not None or by):
-        raise UserError("--picture and --by need the complete catalog", fix="add --across")
-    if picture is not None and picture.suffix.lower() != ".svg":
-        raise UserError(f"--picture {picture}: the chart is SVG", fix=f"--picture {picture.with_suffix('.svg')}")
+    if not is_across and by:
+        raise UserError("--by needs the complete catalog", fix="add --across")
     request = PlanRequest(across=across, by=by or "", deadline_h=deadline, budget_usd=budget, cloud=cloud,
                           region=region, spot=spot, max_nodes=max_nodes, num_samples=samples)
     planner = _torchrec_planner(loaded) if exact else None
@@ -133,9 +121,6 @@ def plan(
         found = make_plan(loaded, request, planner=planner,
                           progress=lambda done, total: stage("machines", done / total, ""))
     if isinstance(found, CatalogPlan):
-        if picture is not None:
-            _draw(picture, found, loaded.name)
-            found = replace(found, picture=str(picture))
         console.show(found, _render_catalog)
     else:
         console.show(found, _render_machine)
@@ -185,8 +170,6 @@ def _render_catalog(console: Console, found: CatalogPlan) -> None:
     console.text(_amount(found.workload), style="dim")
     if found.ranked and not console.quiet:
         _render_ranking(console, found.survey, found.ranked)
-    if found.picture:
-        console.text(f"wrote {found.picture}")
 
 
 def _amount(workload: Workload) -> str:
@@ -195,10 +178,9 @@ def _amount(workload: Workload) -> str:
 
 
 def _render_ranking(console: Console, found: Survey, kept: Sequence[Estimate]) -> None:
-    """Show the best of the ranking, all of the front, and both as a small plot."""
-    from embark.plan.chart import front_letters, plot
-
-    letters = front_letters(found)
+    """Show the best of the ranking and all of the front, which has letters from the fastest on."""
+    front = pareto_front(found.fitting, found.purchase)
+    letters = {id(e): letter for e, letter in zip(front, ascii_lowercase, strict=False)}
     shown = [e for index, e in enumerate(kept) if index < MOST_SHOWN or id(e) in letters]
     purchase: Purchase = found.purchase
     other: Purchase = "on_demand" if purchase == "spot" else "spot"
@@ -215,20 +197,6 @@ def _render_ranking(console: Console, found: Survey, kept: Sequence[Estimate]) -
             f"{pluralize(len(unpriced), 'machine')} without a price" if unpriced else "",
             "~ TPU, planned by memory; its time is a rough estimate" if any(e.is_rough for e in shown) else ""]
     console.text("; ".join(filter(None, more)), style="dim")
-    is_ascii = not console.out.encoding.lower().startswith("utf")
-    lines = plot(found, width=min(console.out.width, PLOT_WIDTH), height=PLOT_HEIGHT, ascii_only=is_ascii)
-    if lines:
-        console.text("\n" + "\n".join(lines))
-
-
-def _draw(path: Path, found: CatalogPlan, name: str) -> None:
-    from embark.plan.chart import draw_svg
-    from embark.store import write_atomic
-
-    try:
-        write_atomic(path, draw_svg(found.survey, name, found.bounds))
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror}", fix="--picture FILE.svg, in a directory that exists") from error
 
 
 def _rank_row(estimate: Estimate, purchase: Purchase, other: Purchase, letter: str) -> dict[str, object]:
@@ -336,37 +304,6 @@ def _render_storage(console: Console, need: StorageNeed, offers: Sequence[Storag
     console.table([{"volume": o.volume.name, "TiB": round(o.tib, 2), "GB/s": o.gbyte_per_s,
                     "$ a month": format_usd(o.usd_per_month), "enough": o.is_enough, "": o.why or " "}
                    for o in offers[:MOST_OFFERS]])
-
-
-def _compile(console: Console, spec: RunSpec, topology: str) -> ExitCode:
-    """Compile; exit code 64 where the step does not fit the chips, as the compiler says."""
-    from embark.trainers.jax.aot import compare_with_plan
-
-    with console.stages() as stage:
-        stage(f"compiling for {topology}", 0.0, "a minute or two")
-        compared = compare_with_plan(spec, topology)
-    console.show(compared, _render_compiled)
-    return ExitCode.DONE
-
-
-def _render_compiled(console: Console, compared: ComparedMemory) -> None:
-    compiled, ours = compared.compiled, compared.planned
-    console.result(compared.sentence)
-    if console.quiet:
-        return
-    rows = [
-        ("tables, state, dense layers, batch", compiled.argument_bytes, ours.arguments),
-        ("during a step", compiled.temporary_bytes, ours.temporaries),
-        ("results not in place", compiled.output_bytes - compiled.shared_bytes, None),
-        ("program", compiled.code_bytes, ours.program),
-        ("in all", compiled.peak_bytes, ours.compiled),
-        ("batches waiting", None, ours.ahead),
-        ("available", None, compared.limit_bytes),
-    ]
-    console.table([{"a chip's memory": part, "the compiler": MISSING if theirs is None else format_bytes(theirs),
-                    "embark plan": MISSING if own is None else format_bytes(own)} for part, theirs, own in rows])
-    console.text(f"compiled in {compiled.compile_s:.0f} s; this says nothing about speed", style="dim")
-
 
 
 def _render_serving(console: Console, found: ServePlan) -> None:

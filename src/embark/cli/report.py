@@ -6,23 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-import numpy as np
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag
-from embark.events.plotting import sparkline
-from embark.formatting import MISSING, format_float
+from embark.cli.console import Console
 from embark.report.compare import Comparison, compare_document, compare_runs, results_table, spec_table
 from embark.report.context import read_run
-from embark.report.document import html_page, markdown_page
-from embark.report.report import NAME, WrittenReport, slice_rows, write_page, write_report
+from embark.report.document import html_page
+from embark.report.report import NAME, WrittenReport, write_page, write_report
 from embark.report.report import report as report_of
 
 Out = Annotated[str, Parameter(allow_leading_hyphen=True, show_default=False)]
 
 
 def report(
-    run: str, /, *, by: str = "", out: Out = "", markdown: Flag = False,
+    run: str, /, *, out: Out = "",
     open_: Annotated[bool, Parameter(name="--open", negative="", show_default=False)] = False,
     console: Console = Console(),
 ) -> None:
@@ -34,27 +31,17 @@ def report(
     ----------
     run
         A run's directory, its name under ./runs, or its URI.
-    by
-        Also evaluate the newest checkpoint by the values of these features, with 95 % intervals; several: by commas.
     out
         The file or URI to write, by default report.html in the run's directory; - for standard output.
-    markdown
-        Also write a Markdown version next to it.
     open_
         Open it in the browser.
     """
     context = read_run(run, console.warning)
-    slices = []
-    if by:
-        from embark.trainers import evaluate_slices
-
-        with console.waiting("evaluating slices"):
-            slices = [evaluate_slices(run, feature.strip()) for feature in by.split(",")]
-    document = report_of(context, slices)
+    document = report_of(context)
     if out == "-":
-        console.file(markdown_page(document) if markdown else html_page(document))
+        console.file(html_page(document))
         return
-    written = write_report(context, document, out=out, markdown=markdown)
+    written = write_report(context, document, out=out)
     console.show(written, _render)
     if open_:
         path = Path(written.report)
@@ -67,30 +54,20 @@ def report(
 
 def _render(console: Console, written: WrittenReport) -> None:
     console.text(written.sentence)
-    console.result(f"wrote {written.report}{f' and {written.markdown}' if written.markdown else ''}")
+    console.result(f"wrote {written.report}")
 
 
-CURVE_WIDTH = 32
-
-
-def compare(*runs: str, by: str = "", out: Out = "", console: Console = Console()) -> None:
-    """Compare runs: differences between their specs, results, curves, and which was better.
+def compare(*runs: str, out: Out = "", console: Console = Console()) -> None:
+    """Compare runs: differences between their specs, results, and which was better.
 
     Parameters
     ----------
     runs
         Two runs or more: directories, names under ./runs, or URIs.
-    by
-        Also evaluate their newest checkpoints by the values of this feature, with 95 % intervals.
     out
         Also write an HTML file with the curves overlaid; - for standard output.
     """
     found = compare_runs([read_run(run, console.warning, is_brief=True) for run in runs])
-    if by:
-        from embark.trainers import evaluate_slices
-
-        with console.waiting("evaluating slices"):
-            found = replace(found, slices=tuple(evaluate_slices(run, by) for run in runs))
     if out == "-":
         console.file(html_page(compare_document(found)))
         return
@@ -107,25 +84,11 @@ def _render_comparison(console: Console, found: Comparison) -> None:
 
 
 def _render_tables(console: Console, found: Comparison) -> None:
-    names = [run.name for run in found.runs]
     if not found.spec:
         console.text("The specs differ only in their names.")
     for title, table in (("Differences between the specs", spec_table(found)), ("Results", results_table(found))):
         if table.rows:
             console.table([dict(zip(table.columns, row, strict=True)) for row in table.rows], title=title)
-            console.text("")
-    if found.slices:
-        console.table(slice_rows(list(zip(names, found.slices, strict=True))), title=f"By {found.slices[0].feature}")
-        console.text("")
-    for metric, label in (("loss", "Training loss by step"), ("auc", "Training AUC by step")):
-        curves = [run.context.record.steps.values(metric) for run in found.runs]
-        settled = np.concatenate([curve[len(curve) // 20:] for curve in curves])
-        if len(settled):
-            low, high = float(settled.min()), float(settled.max())
-            console.table([{"run": name, "curve": sparkline(curve.tolist(), low, high, CURVE_WIDTH),
-                            "last": format_float(curve[-1]) if len(curve) else MISSING}
-                           for name, curve in zip(names, curves, strict=True)],
-                          title=f"{label}: {format_float(low)} to {format_float(high)}")
             console.text("")
     for run in found.runs:
         console.text(f"{run.name}: {run.sentence}", style="dim")

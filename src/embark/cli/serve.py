@@ -22,9 +22,9 @@ def serve(
     device: DeviceKind = "auto", precision: Precision = "tf32", poll_s: float = 10.0,
     host: Annotated[str, Parameter(env_var="EMBARK_SERVE_HOST")] = "127.0.0.1",
     port: Annotated[int, Parameter(env_var=("EMBARK_SERVE_PORT", "AIP_HTTP_PORT"))] = 8000,
-    grpc_port: Annotated[int | None, Parameter(show_default=False)] = None, tls_cert: str = "", tls_key: str = "",
+    grpc_port: Annotated[int | None, Parameter(show_default=False)] = None,
     workers: Annotated[int | None, Parameter(show_default=False, env_var="EMBARK_SERVE_WORKERS")] = None,
-    max_wait_ms: float = 0.0, max_queued_rows: int = 65_536, record: str = "", console: Console = Console(),
+    max_queued_rows: int = 65_536, record: str = "", console: Console = Console(),
 ) -> None:
     """Serve an exported model from this machine: /score for raw rows, Open Inference Protocol v2 by HTTP and gRPC.
 
@@ -54,27 +54,21 @@ def serve(
         The port; 0: any free one.
     grpc_port
         The port for gRPC, 0: any free one; default: no gRPC.
-    tls_cert
-        The PEM file of a certificate with its chain: HTTPS, and gRPC over TLS.
-    tls_key
-        The PEM file of its private key; default: it is in the file of the certificate.
     workers
         Processes that answer, which share the tables' memory; default: one for each core and at most 8, on a GPU one.
-    max_wait_ms
-        How long a request waits for others to be scored with.
     max_queued_rows
         Rows that may wait in all processes; further requests get status 429.
     record
         A folder to write the traffic to, which `embark watch` shows; one for all replicas.
     """
     from embark.serve.endpoint import Endpoint
+    from embark.serve.server import NUM_THREADS, ServeLimits
     from embark.serve.server import serve as serve_model
-    from embark.serve.server import serve_limits
 
     serve_model(artifact, version=version, model_file=model_file, name=name, poll_s=poll_s,
                 device=ScoringDevice(device, precision),
-                endpoint=Endpoint(host=host, port=port, grpc_port=grpc_port, tls_cert=tls_cert, tls_key=tls_key),
-                limits=serve_limits(max_wait_ms=max_wait_ms, max_queued_rows=max_queued_rows),
+                endpoint=Endpoint(host=host, port=port, grpc_port=grpc_port),
+                limits=ServeLimits(num_threads=NUM_THREADS, max_queued_rows=max_queued_rows),
                 on_start=lambda listening: console.show(listening, _render),
                 on_change=lambda change: _report(console, change), record=record, workers=workers)
 

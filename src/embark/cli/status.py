@@ -58,8 +58,7 @@ def logs(
 
 def _render_all(console: Console, found: RunStatusList) -> None:
     if not found.runs:
-        watch = f"; {pluralize(found.num_local_runs, 'run')} in ./runs: embark watch" if found.num_local_runs else ""
-        console.result(f"nothing launched from here{watch}")
+        console.result("nothing launched from here")
     else:
         now_s = time.time()
         rows = [{"name": run.name, "state": run.state, "launched": f"{format_duration(now_s - run.launched_s)} ago",

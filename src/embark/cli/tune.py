@@ -21,7 +21,6 @@ ENDS = {"trials": "all trials are done", "minutes": "the minutes are spent", "us
 
 def tune(
     spec: Spec, /, *, trials: int = 30, minutes: Annotated[float | None, Optional] = None,
-    usd: Annotated[float | None, Optional] = None,
     metric: Annotated[Literal["auc", "log_loss", "normalized_entropy", "recall_at_k", "ndcg_at_k", "hit_at_k"] | None,
                       Optional] = None,
     search: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (), set_: Settings = (),
@@ -31,14 +30,14 @@ def tune(
 
     Each trial is a run in ./runs/NAME-tune, where the best becomes best.toml. A stopped search resumes.
 
+    All trials together cost at most place.budget_usd, if the spec has it.
+
     Parameters
     ----------
     trials
         How many trials in all, the first with the spec's own values.
     minutes
         Stop after so many minutes of training; the trial under way is saved.
-    usd
-        Stop after so many dollars; place.budget_usd by default.
     metric
         The held-out metric to improve; by default the AUC, of two towers Recall@K.
     search
@@ -50,7 +49,7 @@ def tune(
     from embark.tuning.tune import tune as search_settings
 
     loaded = load_spec(spec, set_)
-    request = TuneRequest(trials=trials, minutes=minutes, usd=usd, search=search,
+    request = TuneRequest(trials=trials, minutes=minutes, search=search,
                           metric=metric or measured_metrics(loaded.model)[0])
     with console.stages() as show:
         result = search_settings(loaded, request, [TuneView(console, show, str(request.metric))])

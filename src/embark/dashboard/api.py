@@ -1,24 +1,20 @@
 """What the page shows of runs, besides their curves: plain values, ready to be JSON."""
 
 import time
-import tomllib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
 from embark.dashboard.runs import Runs, WatchedRun
-from embark.errors import EmbarkError
 from embark.events.events import Event, changes_of, parse_event, warm_start_text
 from embark.events.metrics import task_rows
 from embark.events.sinks.prometheus import exposition
 from embark.events.spending import losses_sentence
 from embark.events.summary import HELD_OUT, best_checkpoint
 from embark.events.traffic import TrafficRecord, TrafficView
-from embark.export.rollback import list_versions
 from embark.formatting import (
     format_auc,
     format_bytes,
@@ -64,7 +60,7 @@ def summary(run: WatchedRun, now_s: float) -> dict[str, Any]:
             **{f"eval_{name}": to_finite(held.get(name)) for name in ("auc", "normalized_entropy")},
             "samples_per_s": to_finite(step.get("samples_per_s")), "step_s": record.step_s,
             "seconds_left": record.seconds_left if status.state == "running" else None,
-            "first_s": record.first_s, "is_sampled": run.is_sampled, "share_read": round(run.share_read, 3),
+            "first_s": record.first_s, "share_read": round(run.share_read, 3),
             "serving": _serving(record.traffic),
             "is_remote": run.files.is_remote, "num_bad_lines": record.num_bad_lines, "money": _money(run, now_s),
         }
@@ -94,7 +90,7 @@ def detail(run: WatchedRun, now_s: float) -> dict[str, Any]:
         record = run.record
         return {
             **summary(run, now_s),
-            "about": _about(record, run.held_by(), published_text(run.files.uri, run.spec_text)),
+            "about": _about(record, run.held_by()),
             "marks": _marks(record),
             "spans": [[_since_start(record, one.start_s), _since_start(record, one.last_s)]
                       for one in record.attempts()[-MAX_MARKS:]],
@@ -216,7 +212,7 @@ def _money(run: WatchedRun, now_s: float) -> dict[str, Any]:
     }
 
 
-def _about(record: Record, held_by: str, published: str = "") -> list[list[str]]:
+def _about(record: Record, held_by: str) -> list[list[str]]:
     start, served = record.start, record.traffic
     device = to_one_line(start.get("device_name") or start.get("device") or "")
     world = to_finite(start.get("world_size"))
@@ -229,7 +225,7 @@ def _about(record: Record, held_by: str, published: str = "") -> list[list[str]]
         ("tables", format_bytes(start.get("table_bytes"))),
         ("training samples", format_count(start.get("num_train_samples"))),
         ("held-out samples", format_count(start.get("num_eval_samples"))),
-        ("best checkpoint", best_checkpoint(record.end)), ("published", published),
+        ("best checkpoint", best_checkpoint(record.end)),
         ("directory", to_one_line(start.get("run_dir", ""))), ("held by", held_by), ("serves", served.model),
         ("exported model", served.uri), ("address", served.url),
     ]
@@ -304,30 +300,3 @@ def _lines_backward(run: WatchedRun, name: str, max_bytes: int) -> Iterator[byte
     if least == 0:
         yield rest
 
-
-_EVERY_S = 10
-PUBLISH = "[publish]"
-
-
-def published_text(run: str, spec_text: str) -> str:
-    """Return a line about the versions that a run published and those refused, read at most every ten seconds.
-
-    It is empty without `[publish]` in the spec, and where the versions cannot be read.
-    """
-    return _read(run, spec_text, int(time.monotonic() / _EVERY_S)) if PUBLISH in spec_text else ""
-
-
-@lru_cache(maxsize=64)
-def _read(run: str, spec_text: str, _moment: int) -> str:
-    try:
-        uri = tomllib.loads(spec_text)["publish"].get("to") or f"{run}/export"
-        versions = list_versions(uri).versions
-    except (EmbarkError, OSError, ValueError, KeyError, TypeError, AttributeError):
-        return ""
-    current = next((one for one in versions if one.is_current), None)
-    refused = [one for one in versions if one.refused]
-    words = [f"version {current.version} (step {format_count(current.step)})" if current else "none yet",
-             f"{pluralize(len(versions) - len(refused), 'version')} kept"]
-    if refused:
-        words.append(f"{len(refused)} refused, the last: {to_one_line(refused[-1].refused)}")
-    return "; ".join(words)

@@ -2,7 +2,6 @@
 
 import json
 import math
-import time
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
@@ -13,7 +12,7 @@ from embark.dashboard.runs import WatchedRun
 from embark.events.metrics import find
 from embark.events.plotting import Floats, means, thin
 from embark.report.figures import MAX_LINES, RowsChart, charts_of, range_of
-from embark.report.record import FUTURE_S, Record
+from embark.report.record import Record
 from embark.report.rows import STEP, TIME, Rows
 
 SHOWN = ("loss", "auc", "normalized_entropy", "samples_per_s", "step_s", "learning_rate")
@@ -90,18 +89,10 @@ def _curve(record: Record, name: str, window: Window) -> dict[str, Any]:
 def _part(rows: Rows, name: str, record: Record, window: Window) -> tuple[Floats, Floats]:
     """Return the points inside the window, and one on either side of it so that lines run on to its edges."""
     by = STEP if window.by == "step" else TIME
-    xs, ys = rows.column(name, by, until_s=_until_s(rows))
+    xs, ys = rows.column(name, by)
     if by == TIME:
         xs = xs - (record.first_s if record.first_s is not None else xs[0] if len(xs) else 0.0)
     first = max(0, int(np.searchsorted(xs, window.low, side="left")) - 1)
     last = int(np.searchsorted(xs, window.high, side="right")) + 1
     return xs[first:last], ys[first:last]
 
-
-def _until_s(rows: Rows) -> float:
-    """Return the last time that counts.
-
-    A few times in the future are mistakes; where most are, another machine's clock is ahead, and all count.
-    """
-    latest_s, times = time.time() + FUTURE_S, rows.last(64)[TIME]
-    return latest_s if len(times) and float(np.nanmedian(times)) <= latest_s else math.inf

@@ -6,24 +6,22 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from itertools import accumulate
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from embark.catalog.pricing import RunPrice, price_of_run
 from embark.events.metrics import metric
 from embark.events.spending import Spending
-from embark.formatting import format_float, pluralize, to_finite, to_one_line
+from embark.formatting import format_float, pluralize
 from embark.report.context import Liveness, status_of
 from embark.report.record import Record
-from embark.report.run_files import Finder, RunFiles, Tail, sample
+from embark.report.run_files import Finder, RunFiles, Tail
 from embark.spec import parse_spec
-from embark.spec.train import HeldOutMetric
 from embark.store.lease import current_holder
 from embark.store.run_dir import EVENTS, SPEC, TUNE, RunDir
 
-SAMPLED_BYTES = 2 << 20  # A longer file is shown from samples first.
-SAMPLED_REMOTE_BYTES = 32 << 20  # In a store each sample is a request.
 LOOK_S = 0.5
 LOOK_REMOTE_S = 5.0
 FIND_S = 5.0
@@ -40,21 +38,20 @@ class WatchedRun:
         self.lock = threading.RLock()
         self.record = Record()
         self.version = 1  # Grows with every change.
-        self.is_sampled = False  # The page shows samples of the events while the rest is being read.
-        self.share_read = 1.0
+        self.share_read = 1.0  # The share of a long file that was read so far.
         self.is_deleted = False
         self.spec_text = ""
         self._heard_s: float | None = None
         self.tune = TuneFile(files.root)
         self._tail = Tail(files, EVENTS)
-        self._exact: Record | None = None
-        self._is_first_look = True
+        self._is_read = False  # The end of the file was reached once: what comes later is news.
         self._spec_size: int | None = None
         self._price: tuple[object, RunPrice] = (None, RunPrice())
 
     def status(self, now_s: float) -> Liveness:
+        heard_s = self._heard_s if self.share_read == 1.0 else now_s  # its newest events are not read yet
         return status_of(self.record, now_s, is_remote=self.files.is_remote, is_deleted=self.is_deleted,
-                         heard_s=self._heard_s)
+                         heard_s=heard_s)
 
     def price(self) -> RunPrice:
         key = (self.spec_text, self.record.start.get("device"), self.record.start.get("world_size"))
@@ -73,69 +70,26 @@ class WatchedRun:
 
     def look(self, now_s: float) -> bool:
         """Read the next block; True where there is more to read at once."""
-        if self._is_first_look and (has_more := self._begin(now_s)) is not None:
-            return has_more
         read = self._tail.look()
         with self.lock:
-            if read.is_missing:  # what was read stays on the page
-                self._exact, self.is_sampled, self.share_read = None, False, 1.0
-            elif read.is_new or self.is_deleted:
-                self.record, self._exact, self.is_sampled = Record(), None, False
+            if not read.is_missing and (read.is_new or self.is_deleted):
+                self.record = Record()
                 self.version += 1
+            for line in read.lines:
+                self.record.add_line(line, now_s)
             is_deleted = read.is_missing and self.record.num_events > 0
-            self.version += is_deleted != self.is_deleted
+            self.version += bool(read.lines) + (is_deleted != self.is_deleted)
             self.is_deleted = is_deleted
-            record = self._exact or self.record
-            if self._exact is None:
-                self._add(record, read.lines, now_s)
-        if self._exact is not None:  # not shown yet
-            self._add(record, read.lines, now_s)
-            self._show_exact(is_end=read.is_end)
-        elif read.lines and not self._is_first_look:
+            size = self.files.size_bytes(EVENTS)
+            self.share_read = 1.0 if read.is_end or not size else min(1.0, self._tail.offset / size)
+        if read.lines and self._is_read:
             self._heard_s = now_s
-        self._is_first_look = self._is_first_look and not read.is_end
+        self._is_read = self._is_read or (read.is_end and not read.is_missing)
         self._read_spec()
         if self.tune.look():
             with self.lock:
                 self.version += 1
         return not read.is_end
-
-    def _begin(self, now_s: float) -> bool | None:
-        """Read samples of a long file now and the rest later, so that other runs are shown first.
-
-        Returns None where it is short enough to be read at once.
-        """
-        size = self.files.size_bytes(EVENTS)
-        if size is None:
-            self._read_spec()
-            return False
-        is_short = size <= (SAMPLED_REMOTE_BYTES if self.files.is_remote else SAMPLED_BYTES)
-        if is_short or self._exact is not None or self._tail.offset:
-            return None
-        record = Record()
-        self._add(record, sample(self.files, EVENTS, size), now_s)
-        record.num_bad_lines = 0
-        with self.lock:
-            self.record, self._exact, self.is_sampled, self.share_read = record, Record(), True, 0.0
-            self.version += 1
-        self._read_spec()
-        return True
-
-    def _add(self, record: Record, lines: Iterable[bytes], now_s: float) -> None:
-        any_line = False
-        for line in lines:
-            any_line = True
-            record.add_line(line, now_s)
-        if any_line and record is self.record:
-            self.version += 1
-
-    def _show_exact(self, *, is_end: bool) -> None:
-        size = self.files.size_bytes(EVENTS)
-        with self.lock:
-            self.share_read = min(1.0, self._tail.offset / size) if size else 1.0
-            if is_end and self._exact is not None:
-                self.record, self._exact, self.is_sampled, self.share_read = self._exact, None, False, 1.0
-                self.version += 1
 
     def _read_spec(self) -> None:
         size = self.files.size_bytes(SPEC)
@@ -222,7 +176,6 @@ class Runs:
 
 MAX_TRIALS = 500
 MAX_BYTES = 4 << 20
-METRICS = get_args(HeldOutMetric)
 
 
 class TuneFile:
@@ -249,25 +202,16 @@ class TuneFile:
 
 
 def _shown(tune: Mapping[str, Any]) -> dict[str, Any]:
-    name = tune["metric"] if tune["metric"] in METRICS else METRICS[0]
-    better = max if metric(name).better == "up" else min
-    trials: list[dict[str, Any]] = [
-        {"number": int(one["number"]), "state": to_one_line(one["state"])[:20], "value": to_finite(one["value"]),
-         "seconds": to_finite(one["seconds"]), "usd": to_finite(one["usd"]),
-         "values": {to_one_line(field)[:60]: to_one_line(_text(value))[:40]
-                    for field, value in list(one["values"].items())[:40]}}
-        for one in tune["trials"][:MAX_TRIALS]]
-    done = [(one["number"], one["value"]) for one in trials if one["value"] is not None]
-    best = [better(value for _, value in done[: index + 1]) for index in range(len(done))]
-    own = to_finite(tune["own_value"])
-    sentence = f"{pluralize(len(trials), 'trial')} of {int(tune['num_wanted'])}"
+    known = metric(tune["metric"])
+    trials = [{**{name: one[name] for name in ("number", "state", "value", "seconds", "usd")},
+               "values": {field: f"{value:.3g}" if isinstance(value, float) else str(value)
+                          for field, value in one["values"].items()}} for one in tune["trials"][:MAX_TRIALS]]
+    done = [one for one in trials if one["value"] is not None]
+    best = list(accumulate((one["value"] for one in done), max if known.better == "up" else min))
+    sentence = f"{pluralize(len(trials), 'trial')} of {tune['num_wanted']}"
     if best:
-        sentence += f"; best held-out {metric(name).label} {format_float(best[-1])}"
-        sentence += f", of the spec's own values {format_float(own)}" if own is not None else ""
-    return {"metric": metric(name).label, "sentence": sentence, "best": tune["best"], "trials": trials,
-            "numbers": [number for number, _ in done], "values": [value for _, value in done], "best_values": best,
-            "best_spec": to_one_line(tune["best_spec"])}
-
-
-def _text(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+        sentence += f"; best held-out {known.label} {format_float(best[-1])}, of the spec's own values " \
+                    f"{format_float(tune['own_value'])}"
+    return {"metric": known.label, "sentence": sentence, "best": tune["best"], "trials": trials,
+            "numbers": [one["number"] for one in done], "values": [one["value"] for one in done], "best_values": best,
+            "best_spec": tune["best_spec"]}

@@ -1,7 +1,5 @@
-"""Runs live in a terminal: read as they grow, and laid out for any size, one run in full or many as rows."""
+"""Runs live in a terminal: read as they grow, one run in full or many as rows."""
 
-import math
-import re
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -9,14 +7,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from rich.console import Console, ConsoleOptions, Group, RenderResult
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
+from rich.table import Table
 from rich.text import Text
 
-from embark.dashboard.runs import LOOK_REMOTE_S, Runs
-from embark.events.plotting import MARK, draw, sparkline, thin
+from embark.dashboard.runs import Runs
+from embark.events.plotting import sparkline, thin
+from embark.events.sinks.terminal import Encoded, ProgressLine
 from embark.events.spending import Spending, losses_sentence
+from embark.events.summary import Panel, curves
 from embark.formatting import (
     format_auc,
     format_bytes,
@@ -32,23 +32,14 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
-from embark.report.charts import points_of
+from embark.report.charts import points_of, settled
 from embark.report.context import Liveness
 from embark.report.record import Record, gpus_of, slow_ranks
 from embark.report.run_files import Finder
 
-READ_S = 0.4  # How long files are read before the screen is drawn again.
-_TICK_S = 0.05
-STYLES = {"running": "bold cyan", "finished": "bold green", "stopped": "bold yellow", "waiting": "dim"}
-MAX_WIDTH = 160
-CURVES = (("loss", "log_loss", "loss"), ("auc", "auc", "AUC"), ("normalized_entropy", "normalized_entropy", "NE"))
-MIN_PANEL = 25
 MAX_POINTS = 600
-MAX_HEIGHT = 14  # Lines of a curve with its title.
-BAR = "━"
-_LABEL, _TICKS, _GAP = 8, 7, 3
-
-Line = list[tuple[str, str]]  # Words and their styles.
+STYLES = {"running": "bold cyan", "finished": "bold green", "stopped": "bold yellow", "waiting": "dim"}
+_LABEL = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,131 +53,72 @@ class View:
     is_read: bool = True  # False: its file is long, and is still being read.
 
     @property
-    def label(self) -> str:
-        return self.status.label if self.is_read else "reading"
-
-    @property
-    def style(self) -> str:
-        return STYLES.get(self.status.state, "bold red") if self.is_read else "dim"
-
-    @property
-    def left_s(self) -> float | None:
-        if self.status.state != "running":
-            return None
-        return self.spent.left_s if self.spent is not None and self.spent.left_s else self.record.seconds_left
+    def label(self) -> Text:
+        style = STYLES.get(self.status.state, "bold red") if self.is_read else "dim"
+        return Text(self.status.label if self.is_read else "reading", style)
 
     @property
     def samples_per_s(self) -> float | None:
         newest = to_finite(self.record.step.get("samples_per_s"))
         return newest if self.status.state == "running" else self.record.samples_per_s
 
-    @property
-    def steps(self) -> str:
-        record = self.record
-        return f"{format_count(record.steps_done)}/{format_count(record.num_steps)}" if record.start else ""
-
-    def last(self, name: str) -> float | None:
-        """Return the newest value of a curve; NaN where the event has none."""
-        step = self.record.step
-        return None if name not in step else math.nan if (value := to_finite(step[name])) is None else value
-
 
 def watch_terminal(
-    find: Finder, *, console: Console, every_s: float = 1.0, until: Callable[[], bool] | None = None
+    find: Finder, *, console: Console, every_s: float = 1.0, until: Callable[[], bool] = lambda: False
 ) -> None:
     """Show runs until Ctrl-C, until all of them are finished, or until `until` says so; in a pipe print them once."""
-    watched = _Watched(find)
-    has_more = watched.read()
+    runs = Runs(find)
     if console.is_terminal and not console.is_dumb_terminal:
         # The alternate screen: what was in the terminal is there again when this ends.
-        with suppress(KeyboardInterrupt), Live(watched, console=console, screen=True, auto_refresh=False) as live:
-            live.refresh()
-            while not watched.is_over and _wait(0.0 if has_more else every_s, until):
-                has_more = watched.read()
+        with suppress(KeyboardInterrupt), runs, Live(get_renderable=lambda: _Screen(runs), console=console, screen=True,
+                                                     auto_refresh=False) as live:
+            while not _are_finished(runs) and not until():
                 live.refresh()
-        lines = [f"{view.name}: {view.status.sentence}" for view in watched.views()]
+                time.sleep(every_s)
+        lines = [f"{view.name}: {view.status.sentence}" for view in views_of(runs)]
     else:
-        while has_more:
-            has_more = watched.read()
-        lines = [line for view in watched.views() for line in text_lines(view)] or ["no runs yet"]
+        runs.find()
+        for run in runs.all():
+            while run.look(time.time()):
+                pass
+        lines = [line for view in views_of(runs) for line in text_lines(view)] or ["no runs yet"]
     for line in lines:
         console.print(Text(to_encoding(line, console.encoding)), soft_wrap=True)
 
 
-def _wait(seconds: float, until: Callable[[], bool] | None) -> bool:
-    """Wait; False as soon as `until` says that it is enough."""
-    end_s = time.monotonic() + seconds
-    while until is None or not until():
-        left_s = end_s - time.monotonic()
-        if left_s <= 0:
-            return True
-        time.sleep(min(_TICK_S, left_s))
-    return False
+def views_of(runs: Runs) -> list[View]:
+    now_s = time.time()
+    return [View(to_one_line(run.name), run.record, run.status(now_s), run.spent(now_s), run.share_read == 1.0)
+            for run in runs.all()]
 
 
-class _Watched:
+def _are_finished(runs: Runs) -> bool:
+    views = views_of(runs)
+    return bool(views) and all(view.status.state == "finished" and view.is_read for view in views)
+
+
+@dataclass(frozen=True, slots=True)
+class _Screen:
     """The runs, drawn to the size that the terminal has at this moment."""
 
-    def __init__(self, find: Finder) -> None:
-        self._runs = Runs(find)
-        self._looked_s: dict[str, float] = {}
-
-    def read(self) -> bool:
-        """Read for a while; True where there is more to read at once."""
-        self._runs.find()
-        runs, has_more = self._runs.all(), False
-        for run in runs:
-            now_s = time.monotonic()
-            if run.files.is_remote and now_s - self._looked_s.get(run.id, -LOOK_REMOTE_S) < LOOK_REMOTE_S:
-                continue
-            deadline_s = now_s + READ_S / len(runs)
-            while (is_unread := run.look(time.time())) and time.monotonic() < deadline_s:
-                pass
-            has_more |= is_unread
-            if not is_unread:
-                self._looked_s[run.id] = now_s
-        return has_more
-
-    @property
-    def is_over(self) -> bool:
-        views = self.views()
-        return bool(views) and all(view.status.state == "finished" and view.is_read for view in views)
-
-    def views(self) -> list[View]:
-        now_s = time.time()
-        return [View(to_one_line(run.name), run.record, run.status(now_s), run.spent(now_s), not run.is_sampled)
-                for run in self._runs.all()]
+    runs: Runs
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        width, height = console.size
-        yield screen(self.views(), width=width, height=height, ascii_only=options.ascii_only, encoding=console.encoding)
+        yield Encoded(screen(views_of(self.runs), console.width, console.height, ascii_only=options.ascii_only))
 
 
-def screen(
-    views: Sequence[View], *, width: int, height: int, ascii_only: bool = False, encoding: str = "utf-8"
-) -> Group:
-    """Draw the runs no wider and no higher than the terminal: one in full, or several as rows above one that runs."""
-    width, num_lines = min(width, MAX_WIDTH), height - 1
+def screen(views: Sequence[View], width: int, height: int, *, ascii_only: bool = False) -> RenderableType:
+    """Show one run in full, or several as rows above one that runs; the terminal cuts off what does not fit."""
+    parts: list[RenderableType] = [Text("Ctrl-C stops watching; the runs continue", "dim")]
     if not views:
-        lines: list[Line] = [[("no runs yet; embark train starts one", "dim")]]
-    elif len(views) == 1:
-        lines = _one_run(views[0], width, num_lines, ascii_only=ascii_only)
-    else:
-        lines = _rows(views, width)
-        left = num_lines - len(lines) - 1
-        if left >= 12:
-            chosen = next((view for view in views if view.status.state == "running"), views[0])
-            lines += [[], *_one_run(chosen, width, left, ascii_only=ascii_only)]
-    shown = [*lines[:num_lines], [("Ctrl-C stops watching; the runs continue", "dim")]]
-    return Group(*(_text(line, width, encoding, ascii_only=ascii_only) for line in shown))
-
-
-def _text(line: Line, width: int, encoding: str, *, ascii_only: bool) -> Text:
-    """Put a line into characters that the terminal has, cut to its width."""
-    parts = [(to_encoding(words.replace(BAR, "#") if ascii_only else words, encoding), style) for words, style in line]
-    text = Text.assemble(*parts, no_wrap=True)
-    text.truncate(width, overflow="crop" if ascii_only else "ellipsis")
-    return text
+        return Group(*parts, Text("no runs yet; embark train starts one", "dim"))
+    if len(views) > 1:
+        parts += [_rows(views), Text("")]
+    chosen = next((view for view in views if view.status.state == "running"), views[0])
+    parts += _one_run(chosen)
+    if not ascii_only and (drawn := curves(list(_panels(chosen.record)), width, max(5, min(12, height - 20)))):
+        parts += [Text(""), drawn]
+    return Group(*parts)
 
 
 def text_lines(view: View) -> Iterator[str]:
@@ -194,111 +126,61 @@ def text_lines(view: View) -> Iterator[str]:
     yield f"{view.name}: {view.label}"
     yield f"  {view.status.sentence}"
     for label, text in _facts(view):
-        if label:
-            yield f"  {label:<{_LABEL}} {text}"
+        yield f"  {label:<{_LABEL}} {text}"
 
 
-def _rows(views: Sequence[View], width: int) -> list[Line]:
-    """Draw a row for each run, with as many of the columns as fit; the last columns are left out first."""
-    columns = {"run": [view.name for view in views], "state": [view.label for view in views],
-               "steps": [view.steps for view in views],
-               "train loss": [format_float(view.record.step.get("loss")) for view in views],
-               "held-out AUC": [format_float(view.record.eval.get("auc")) for view in views],
-               "left": [format_clock(view.left_s) if view.left_s is not None else "" for view in views],
-               "samples/s": [format_si(view.samples_per_s) for view in views],
-               "spent": [format_usd(view.spent.usd) if view.spent and view.spent.usd is not None else ""
-                         for view in views]}
-    widths = {title: max(len(title), *map(len, cells)) for title, cells in columns.items()}
-    while len(widths) > 2 and sum(widths.values()) + 2 * (len(widths) - 1) > width:
-        widths.popitem()
-    rows: list[Line] = [[(f"{title:<{size}}  " if title in ("run", "state") else f"{title:>{size}}  ", "dim")
-                         for title, size in widths.items()]]
-    for index, view in enumerate(views):
-        styles = {"state": view.style, "train loss": _nan_style(view.last("loss"))}
-        rows.append([(f"{columns[title][index]:{'<' if title in ('run', 'state') else '>'}{size}}  ",
-                      styles.get(title, "")) for title, size in widths.items()])
-    return rows
+def _rows(views: Sequence[View]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
+    for title in ("run", "state", "steps", "train loss", "held-out AUC", "left", "samples/s", "spent"):
+        table.add_column(title, justify="left" if title in ("run", "state") else "right", no_wrap=True)
+    for view in views:
+        record, usd = view.record, view.spent.usd if view.spent else None
+        steps = f"{format_count(record.steps_done)}/{format_count(record.num_steps)}" if record.start else ""
+        left_s = record.seconds_left if view.status.state == "running" else None
+        table.add_row(Text(view.name), view.label, steps, _loss(record), format_float(record.eval.get("auc")),
+                      "" if left_s is None else format_clock(left_s), format_si(view.samples_per_s),
+                      "" if usd is None else format_usd(usd))
+    return table
 
 
-def _one_run(view: View, width: int, num_lines: int, *, ascii_only: bool) -> list[Line]:
-    """Draw one run: its name, its progress, curves, and facts, the most important first."""
+def _one_run(view: View) -> Iterator[RenderableType]:
+    """Yield one run: its name, its progress and its facts, the most important first."""
     start = view.record.start
     ranks = pluralize(int(to_finite(start.get("world_size")) or 1), "rank") if start else ""
     device = to_one_line(start.get("device_name") or start.get("device") or "")
     on = " · ".join(filter(None, (device, ranks, to_one_line(start.get("precision", "")))))
-    head = [(view.name, "bold"), ("  ", ""), (view.label, view.style), (f"  {on}", "dim")]
-    styles = {"error": "red", "warning": "yellow", "": "bold"}
-    facts: list[Line] = [[(f"{label:<{_LABEL}} ", "dim"), (text, styles.get(label, ""))]
-                         for label, text in _facts(view)]
-    left = num_lines - 2 - len(facts)
-    curves = _curves(view, width, min(MAX_HEIGHT, left - 3), ascii_only=ascii_only) if left >= 7 else []
-    if not curves and view.record.step:
-        known = [(title, view.last(name)) for name, _, title in CURVES]
-        text = "  ".join(f"{title} {format_float(value)}" for title, value in known if value is not None)
-        held = to_finite(view.record.eval.get("auc"))
-        curves = [[(f"training {text}", ""),
-                   (f"  held-out AUC {format_float(held)}" if held is not None else "", "magenta")]]
-    return [head, _progress(view, width), *curves, *facts]
+    yield Text.assemble((view.name, "bold"), "  ", view.label, (f"  {on}", "dim"))
+    yield Text(view.status.sentence)
+    if view.status.state == "running":
+        yield ProgressLine(view.record)
+    facts = Table.grid(padding=(0, 1, 0, 0))
+    facts.add_column(style="dim", min_width=_LABEL, no_wrap=True)
+    facts.add_column(no_wrap=True)
+    for label, text in _facts(view):
+        facts.add_row(label, Text(text, {"error": "red", "warning": "yellow"}.get(label, "")))
+    yield facts
 
 
-def _progress(view: View, width: int) -> Line:
-    record = view.record
-    if not record.num_steps:
-        return [(view.status.sentence, "dim")]
-    before, after = f"step {view.steps} ", f" {100 * record.share_done:3.0f} %"
-    if not view.is_read:
-        after += "  so far"
-    elif view.left_s is not None:
-        after += f"  {format_clock(view.left_s)} left"
-    elif view.status.state == "killed":
-        after += f"  silent for {format_duration(view.status.silent_s)}"
-    style = {"finished": "green", "running": "cyan"}.get(view.status.state, "yellow")
-    length = max(4, width - len(before) - len(after))
-    done = round(min(max(record.share_done, 0.0), 1.0) * length)
-    return [(before, ""), (BAR * done, style), (" " * (length - done), ""), (after, "")]
+def _panels(record: Record) -> Iterator[Panel]:
+    """Yield the curves; the first steps are left out where they would flatten the rest."""
+    for name, eval_name, title in (("loss", "log_loss", "loss"), ("auc", "auc", "AUC")):
+        steps, values = thin(*record.steps.column(name), MAX_POINTS)
+        yield Text(f"  {title}", "bold"), settled(points_of(steps, values)), points_of(*record.evals.column(eval_name))
 
 
-def _curves(view: View, width: int, height: int, *, ascii_only: bool) -> list[Line]:
-    num = max(1, min(len(CURVES), width // MIN_PANEL - (width < 100)))
-    across = (width - _GAP * (num - 1)) // num
-    panels = [_panel(view, curve, across, height, ascii_only=ascii_only) for curve in CURVES[:num]]
-    rows: list[Line] = []
-    for parts in zip(*filter(None, panels), strict=True):
-        row: Line = []
-        for part in parts:
-            row += [*part, (" " * (across + _GAP - sum(len(words) for words, _ in part)), "")]
-        rows.append(row)
-    return [[], *rows, []] if rows else []
-
-
-def _panel(view: View, curve: tuple[str, str, str], width: int, height: int, *, ascii_only: bool) -> list[Line]:
-    """Draw a title and a curve; the first steps are left out where they would flatten the rest."""
-    name, eval_name, title = curve
-    last, held = view.last(name), to_finite(view.record.eval.get(eval_name))
-    if last is None:
-        return []
-    shown = format_auc(view.record.step) if name == "auc" else format_float(last)
-    rows: list[Line] = [[(f"train {title} ", "bold"), (shown, _nan_style(last)),
-                         (f"  held out {format_float(held)}" if held is not None else "", "magenta")]]
-    steps, values = thin(*view.record.steps.column(name), MAX_POINTS)
-    points = [point for point in points_of(steps, values) if math.isfinite(point[1])]
-    later = points[len(points) // 20 + 1 :]
-    if len(later) > 1 and np.ptp(points, axis=0)[1] > 2 * np.ptp(later, axis=0)[1] > 0:
-        points = later
-    chart = draw(points, points_of(*view.record.evals.column(eval_name)), width=width - _TICKS - 1, height=height - 1,
-                 ascii_only=ascii_only)
-    if chart is not None:  # else one point, or a loss of NaN: the figure alone
-        ends = [format_float(chart.high), *[""] * (height - 3), format_float(chart.low)]
-        rows += [[(f"{end:>{_TICKS}} ", "dim"), *((part, "magenta" if part in (MARK, "o") else "cyan")
-                                                  for part in re.split(f"([{MARK}o])", row) if part)]
-                 for end, row in zip(ends, chart.rows, strict=True)]
-    return [*rows, *([] for _ in range(height - len(rows)))]
+def _loss(record: Record) -> str:
+    is_nan = "loss" in record.step and to_finite(record.step["loss"]) is None
+    return "NaN" if is_nan else format_float(record.step.get("loss"))
 
 
 def _facts(view: View) -> Iterator[tuple[str, str]]:
     """Yield labels and what there is to say under them."""
     record, spent = view.record, view.spent
     rate, step_s = view.samples_per_s, record.median("step_s")
+    if record.step:
+        yield "train", f"loss {_loss(record)} · AUC {format_auc(record.step)}"
+    if held := record.eval:
+        yield "held out", f"log loss {format_float(held.get('log_loss'))} · AUC {format_float(held.get('auc'))}"
     if rate is not None:
         yield "pace", f"{format_si(rate)} samples/s" + (f" · {format_step_time(step_s)} a step" if step_s else "")
     if record.traffic:
@@ -325,8 +207,6 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
         yield "warning", to_one_line(warnings[-1])
     for finding in record.quality.findings():
         yield "look at", f"{to_one_line(finding.cause)} Next: {finding.fix}."
-    if view.status.state in ("finished", "stopped", "killed") and view.is_read:
-        yield "", view.status.sentence
 
 
 def _machines(systems: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
@@ -359,10 +239,6 @@ def _ranks(times_s: Sequence[float]) -> str:
         others = f" and {len(slow) - 1} more" if len(slow) > 1 else ""
         text += f" rank {worst}{others} slow: {format_step_time(times_s[worst])}"
     return text
-
-
-def _nan_style(value: float | None) -> str:
-    return "bold red" if value is not None and math.isnan(value) else ""
 
 
 def _known(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:

@@ -119,9 +119,7 @@ def _calibration(view: TrafficView) -> dict[str, Any] | None:
     found = view.calibration
     if found is None:
         return None
-    own = [one for record in view.records if (one := record.versions.get(view.version or 0))]
-    num, predicted, clicks = (np.sum([getattr(one, name) for one in own], axis=0) for name in
-                              ("num_labels", "predicted", "clicks"))
+    num, predicted, clicks = np.sum([one.labels for one in view.of_version], axis=0)
     used = [i for i in range(NUM_SCORE_BINS) if num[i]]
     return {**_ratio(found), "x": [_CENTRES[i] for i in used], "num_labels": [int(num[i]) for i in used],
             "predicted": [float(predicted[i] / num[i]) for i in used],

@@ -13,11 +13,10 @@ from embark.store.errors import RetryPolicy
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import Allocate
-    from embark.data.synthetic import SyntheticSource
     from embark.spec.run import RunSpec
 
 __all__ = ["Batch", "Loader", "SampleSource", "eval_batches", "open_source", "open_training_source",
-           "resolve_from_data", "resolve_if_readable", "synthetic_source"]
+           "resolve_from_data", "resolve_if_readable"]
 LOOK = RetryPolicy(max_retries=1, connect_s=5.0, silence_s=10.0, request_s=20.0, give_up_s=20.0)
 """The retries of commands that read data where they can and do without it where they cannot."""
 
@@ -88,12 +87,6 @@ def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSou
         from embark.data.custom_data import CustomSource
 
         return CustomSource(spec.model, spec.data)
-    return synthetic_source(spec)
-
-
-def synthetic_source(spec: RunSpec) -> SyntheticSource:
-    """Open the source of drawn samples, whatever `data.kind` says."""
-    from embark.data.drifting import DriftingSource
     from embark.data.synthetic import SyntheticSource
 
-    return (DriftingSource if spec.data.drift.is_on else SyntheticSource)(spec.model, spec.data)
+    return SyntheticSource(spec.model, spec.data)

@@ -2,23 +2,22 @@
 that a bad row is an error and nothing is guessed."""
 
 import hashlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import lru_cache
 
 import numpy as np
 
 from embark.data.loader import Batch, check_range
 from embark.data.prepare.guess import find_times
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.sampling import Column, Sample, take_sample
+from embark.data.prepare.later_rows import fit_schema
+from embark.data.prepare.sampling import take_sample
 from embark.data.prepare.tasks import open_reader
 from embark.data.task_labels import bad_labels, check_lists, meaning_of, task_labels
-from embark.errors import DataError, nearest
+from embark.errors import DataError
 from embark.features.arrays import Array, Int32s, Int64s, Mask, ragged_positions
-from embark.features.arrow.row_parser import Location, RowParser
+from embark.features.arrow.row_parser import RowParser
 from embark.features.encoding import PLAIN, plain_schema, weights_of_keys
 from embark.features.hashing import hash_counters, stream_key, uniform
 from embark.features.rows import RawRows
@@ -27,14 +26,8 @@ from embark.features.values import moment_text
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.model import ModelSpec, Table
 from embark.spec.tasks import label_columns, list_size_of
-from embark.store.errors import explain_data
 
-DELIMITERS = {".csv": ",", ".tsv": "\t"}
-PARQUET_SUFFIXES = (".parquet", ".pq")
-NPZ = ".npz"
 _HELD_OUT, _ORDER = range(2)
-_NUM_HASHERS = 4
-_SAMPLE_ROWS = 10_000
 
 
 class ColumnsSource:
@@ -49,7 +42,9 @@ class ColumnsSource:
         if data.label and not labels and data.label in (*schema.dense, *(column.source for column in schema.sparse)):
             raise DataError(f"{data.path}: column {data.label!r} is data.label and also a feature, which would show "
                             "the model the answer", fix="remove it from data.dense_columns and from the tables")
-        rows = _read(data, schema)
+        inputs, files, schema = open_files(data, schema, PrepareSpec(header=True, missing=PLAIN.missing,
+                                                                     time_unit=data.prepare.time_unit))
+        rows = read_rows(inputs, files, schema, RowParser(schema, PLAIN))
         self._seed = data.seed
         self._label, self._dense = rows.label if data.label else np.ones_like(rows.label), rows.dense
         if labels:
@@ -76,30 +71,26 @@ class ColumnsSource:
         self._eval_rows = np.flatnonzero(is_held_out)
         self._train_rows = np.flatnonzero(~is_held_out)
         self.num_train_samples, self.num_eval_samples = len(self._train_rows), len(self._eval_rows)
-        self._orders: dict[int, Int64s] = {}  # Orders of the two newest epochs: threads may be in both.
-        self._ordering = threading.Lock()
+        self._order = lru_cache(2)(self._epoch_order)  # Threads may be in two epochs.
 
     def fingerprint(self) -> str:
         """Return a checksum of every value that the spec reads, in the order of the rows, and of which rows a split by
         time holds out."""
         arrays = [self._label, self._dense, *(array for one in self._features for array in (one.ids, one.offsets)),
                   *([self._eval_rows] if self._is_by_time else []), *self._weights.values()]
-        with ThreadPoolExecutor(_NUM_HASHERS) as threads:  # hashing frees the interpreter
-            return hashlib.sha256("".join(threads.map(_digest, arrays)).encode()).hexdigest()
+        return hashlib.sha256("".join(map(_digest, arrays)).encode()).hexdigest()
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """Return rows `start` to `stop` of the epoch's order."""
-        with self._ordering:
-            if epoch not in self._orders:
-                bits = hash_counters(stream_key(self._seed, _ORDER, epoch), self._train_rows // self._list_size)
-                before = {one: order for one, order in self._orders.items() if abs(one - epoch) == 1}
-                self._orders = {**before, epoch: self._train_rows[np.argsort(bits, kind="stable")]}
-            order = self._orders[epoch]
-        return self._batch(order, start, stop)
+        return self._batch(self._order(epoch), start, stop)
 
     def eval_rows(self, start: int, stop: int) -> Batch:
         """Return held-out rows, in the file's order."""
         return self._batch(self._eval_rows, start, stop)
+
+    def _epoch_order(self, epoch: int) -> Int64s:
+        bits = hash_counters(stream_key(self._seed, _ORDER, epoch), self._train_rows // self._list_size)
+        return self._train_rows[np.argsort(bits, kind="stable")]
 
     def _batch(self, order: Int64s, start: int, stop: int) -> Batch:
         check_range(start, stop, len(order))
@@ -137,61 +128,31 @@ def _digest(array: Array | None) -> str:
     return f"{array.dtype.str}{array.shape}{hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()};"
 
 
-def _read(data: DataSpec, schema: Schema) -> RawRows:
+def open_files(
+    data: DataSpec, schema: Schema, options: PrepareSpec, names: Sequence[str] = ()
+) -> tuple[Inputs, list[InputFile], Schema]:
+    """Find the files at `data.path`. Return also the schema with their format and times; they have columns `names`
+    too."""
     inputs = Inputs()
     files = inputs.find(data.path)
-    if data.time_column:
-        options = PrepareSpec.model_validate({} if suffix_of(files[0]) == NPZ else _format_of(files[0]))
-        columns = sample_files(inputs, files, options, [data.time_column]).columns
-        times = find_times(data.model_copy(update={"prepare": PrepareSpec(time_unit=data.prepare.time_unit)}), columns,
-                           files[0].uri)
-        if not times:
-            raise DataError(f"{files[0].uri}: has no column {data.time_column!r}, which data.time_column names",
-                            fix=nearest(data.time_column, [column.name for column in columns]))
-        schema = replace(schema, times=times, time_column=data.time_column, is_split_by_time=True)
-
-    def schema_of(file: InputFile) -> Schema:
-        found = _format_of(file)
-        return replace(schema, format=found["format"], delimiter=found.get("delimiter", ""),
-                       has_header=found["format"] == "csv")
-
-    return read_rows(inputs, files, schema_of, RowParser(schema, PLAIN))
+    times = (data.time_column,) if data.time_column else ()
+    sample = take_sample(options, (*schema.needed, *names, *times), inputs, files)
+    schema = fit_schema(schema, sample, files[0].uri, (*names, *times))
+    found = find_times(data.model_copy(update={"prepare": options}), sample.columns, files[0].uri)
+    return inputs, files, replace(schema, times=found, time_column=data.time_column, is_split_by_time=bool(found))
 
 
-def sample_files(
-    inputs: Inputs, files: Sequence[InputFile], options: PrepareSpec, names: Sequence[str]
-) -> Sample:
-    """Look at some rows of the files; of NPZ files at the columns `names` alone."""
-    if suffix_of(files[0]) != NPZ:
-        return take_sample(options, names, inputs, files)
-    arrays = _load_npz(inputs, files[0], names)
-    columns = tuple(Column.of(name, [str(cell) for cell in array[:_SAMPLE_ROWS]], ("", "NaT"))
-                    for name, array in arrays.items())
-    return Sample("parquet", columns, columns[0].num_rows)
-
-
-def read_rows(
-    inputs: Inputs, files: Sequence[InputFile], schema_of: Callable[[InputFile], Schema], parser: RowParser
-) -> RawRows:
-    """Read all rows of text, Parquet and NPZ files; the first row that cannot be read is an error."""
-    portions = []
+def read_rows(inputs: Inputs, files: Sequence[InputFile], schema: Schema, parser: RowParser) -> RawRows:
+    """Read all rows; the first one that cannot be read is an error."""
+    reader, portions = open_reader(schema, PLAIN, inputs, parser), []
     for file in files:
-        if not file.size_bytes:
-            raise DataError(f"{file.uri}: the file is empty", fix="leave it out of data.path, or write it again")
-        if suffix_of(file) == NPZ:
-            found: Iterator[RawRows] = iter([_read_npz(inputs, file, parser)])
-        else:
-            reader = open_reader(schema_of(file), PLAIN, inputs, parser)
-            found = (rows for segment in reader.segments(file, 1 << 62) for rows in reader.read(segment, 64 << 20))
-        for rows in found:
+        for rows in (rows for segment in reader.segments(file, 1 << 62) for rows in reader.read(segment, 64 << 20)):
             if rows.bad:
                 at, more = rows.bad[0], f"; such rows: {rows.num_bad:,}" if rows.num_bad > 1 else ""
                 raise DataError(f"{file.uri}, line {at.line + 1:,}: {at.why}{more}",
                                 fix="ids are integers from 0 up, the label is 0 or 1, dense columns are numbers; "
                                     "`embark data prepare` reads words and missing values")
             portions.append(rows)
-    if not any(map(len, portions)):
-        raise DataError(f"{files[0].uri}: has columns, but no rows", fix="add at least one row below its header")
     return RawRows.join(portions)
 
 
@@ -205,59 +166,6 @@ def _is_newest(data: DataSpec, time: Int64s) -> Mask:
                         fix="leave data.time_column out, or make data.eval_fraction smaller")
     is_newest: Mask = time >= start
     return is_newest
-
-
-def suffix_of(file: InputFile) -> str:
-    """Return how the file's name ends, without `.gz`."""
-    return "." + file.name.lower().removesuffix(".gz").rpartition(".")[2]
-
-
-def _format_of(file: InputFile) -> dict[str, Any]:
-    suffix = suffix_of(file)
-    if suffix in PARQUET_SUFFIXES:
-        return {"format": "parquet"}
-    if suffix in DELIMITERS:
-        return {"format": "csv", "delimiter": DELIMITERS[suffix], "header": True}
-    raise DataError(f"{file.uri}: files that end in {suffix!r} are not read",
-                    fix="one of: " + ", ".join((*DELIMITERS, *PARQUET_SUFFIXES, NPZ)))
-
-
-def _load_npz(inputs: Inputs, file: InputFile, names: Sequence[str]) -> dict[str, Array]:
-    try:
-        with open(str(inputs.local_path(file.uri)), "rb") as opened, np.load(opened, allow_pickle=False) as arrays:
-            if lacking := [name for name in names if name not in arrays.files]:
-                raise DataError(f"{file.uri}: has no column {lacking[0]!r}", fix=nearest(lacking[0], arrays.files))
-            return {name: arrays[name] for name in names}
-    except DataError:
-        raise
-    except Exception as error:  # numpy and zipfile raise many kinds for a damaged file
-        if isinstance(error, OSError) and error.errno:
-            raise explain_data(error, file.uri) from error
-        raise DataError(f"{file.uri}: is not an NPZ file of plain arrays: {error}",
-                        fix="write it with numpy.savez, without objects") from error
-
-
-def _read_npz(inputs: Inputs, file: InputFile, parser: RowParser) -> RawRows:
-    loaded = _load_npz(inputs, file, parser.columns)
-    if len({len(array) for array in loaded.values()}) > 1:
-        sizes = ", ".join(f"{name} {len(array)}" for name, array in loaded.items())
-        raise DataError(f"{file.uri}: the columns differ in their number of rows: {sizes}",
-                        fix="write arrays of the same length")
-    for name, array in loaded.items():
-        if array.ndim != 1 and not (array.ndim == 2 and name in parser.id_columns):
-            wanted = "1 or 2 dimensions (rows, ids)" if name in parser.id_columns else "1 dimension"
-            raise DataError(f"{file.uri}: column {name!r} has {array.ndim} dimensions and must have {wanted}",
-                            fix="reshape the array before numpy.savez")
-
-    import pyarrow  # the parser's import has said so if it is missing
-
-    def column(name: str) -> Any:
-        array = loaded[name]
-        values = pyarrow.array(array.reshape(-1))
-        return values if len(values) == len(array) else pyarrow.FixedSizeListArray.from_arrays(values, array.shape[1])
-
-    rows = np.arange(len(next(iter(loaded.values()))))
-    return parser.parse(column, Location(rows, rows, len(rows)), file.uri)
 
 
 def _refuse(path: str, column: str, is_bad: Mask, what: str, fix: str) -> None:
@@ -284,7 +192,7 @@ def _checked_ids(
                 f"the most is {most}", f"set multi_hot = {most} for table {table.name}")
         refuse_empty(path, table.name, (lengths == 0) & (table.multi_hot == 1) if is_missing is None else is_missing)
         columns.append((keys.view(np.int64), lengths))
-    bad = [found for table, column in zip(tables, columns, strict=True) if (found := _find_bad_ids(table, *column))]
+    bad = [found for table, column in zip(tables, columns, strict=True) if (found := find_bad_ids(table, *column))]
     if bad and not must_clip:
         raise DataError(f"{path}: " + "\n  ".join(what for what, _ in bad),
                         fix="; ".join(fix for _, fix in bad) + '; or data.on_bad_id = "clip" to clip them')
@@ -292,7 +200,7 @@ def _checked_ids(
     return features, tuple(f"{what}; clipped" for what, _ in bad)
 
 
-def _find_bad_ids(table: Table, ids: Int64s, lengths: Int64s) -> tuple[str, str] | None:
+def find_bad_ids(table: Table, ids: Int64s, lengths: Int64s) -> tuple[str, str] | None:
     """Say what is wrong with the ids of a column that its table does not hold, and the fix."""
     if table.is_dynamic:  # the hashes of any values
         return None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from embark.data.prepare.tasks import PREPARING
-from embark.data.prepared import MANIFEST, STATISTICS, Manifest
+from embark.data.prepared import MANIFEST, Manifest
 from embark.errors import DataError, UserError
 from embark.formatting import shortlist
 from embark.store import Entry, ObjectStore, open_store
@@ -94,7 +94,7 @@ def _content(source: str) -> _Content:
     text = store.read(MANIFEST)
     manifest = Manifest.from_text(text.decode("utf-8", "replace"), store.where(MANIFEST))
     checksums = {part.file: part.sha256 for part in manifest.all_parts()}
-    checksums |= {MANIFEST: hashlib.sha256(text).hexdigest(), STATISTICS: manifest.statistics_sha256}
+    checksums[MANIFEST] = hashlib.sha256(text).hexdigest()
     wrong = [part.file for part in manifest.all_parts() if sizes.get(part.file) != part.size_bytes]
     if wrong:
         raise DataError(f"{source}: is incomplete: {wrong[0]} is missing or cut"

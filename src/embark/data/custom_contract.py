@@ -8,22 +8,20 @@ gives the fingerprint of its samples from a process of its own.
 from __future__ import annotations
 
 import os
-import random
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stdout
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from embark.data.column_report import Problem, Report, check_columns
 from embark.data.custom_data import CustomSource, rows_digest, spread
-from embark.data.leaks import ColumnsReport, check_columns
 from embark.data.loader import Batch
-from embark.data.permuted_rows import RowsInMemory
+from embark.data.rows_in_memory import RowsInMemory
 from embark.errors import UserError
 from embark.features.arrays import Int64s
 from embark.spec import RunSpec, resolve, to_toml
@@ -34,58 +32,33 @@ NUM_ROWS = 20_000  # Samples of each split.
 NUM_ALONE = 256
 
 
-@dataclass(frozen=True, slots=True)
-class ContractCheck:
-    """One promise, and what breaks it; empty where it holds."""
-
-    promise: str
-    problem: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ContractReport:
-    """The result of `embark data check` for the user's own data code."""
-
-    kind: str
-    num_train_samples: int
-    num_eval_samples: int
-    checks: tuple[ContractCheck, ...]
-    columns: ColumnsReport | None  # None if a promise is broken.
-
-    @property
-    def num_problems(self) -> int:
-        return sum(bool(check.problem) for check in self.checks)
-
-
-def check_contract(spec: RunSpec) -> ContractReport:
+def check_contract(spec: RunSpec) -> Report:
     """Run the code and try each promise on up to `NUM_ROWS` samples of each split. What it prints goes to stderr:
     stdout is the report's."""
     with redirect_stdout(sys.stderr):
         source = CustomSource(spec.model, spec.data)
-        checks = tuple(_checks(spec, source))
-        is_ok = not any(check.problem for check in checks)
-        return ContractReport(spec.data.kind, source.num_train_samples, source.num_eval_samples, checks,
-                              check_columns(spec) if is_ok else None)
+        problems = tuple(Problem(promise, what) for promise, what in _broken_promises(spec, source) if what)
+        rows = {"train": source.num_train_samples, "validation": source.num_eval_samples}
+        return Report(spec.data.kind, rows, problems) if problems else check_columns(spec)
 
 
-def _checks(spec: RunSpec, source: CustomSource) -> Iterator[ContractCheck]:
-    num = source.num_train_samples
-    yield ContractCheck("an epoch has at least one batch", "" if num >= spec.train.batch_size else
-                        f"num_train_samples is {num:,}, and train.batch_size {spec.train.batch_size:,}")
-    splits = {"train": num, "eval": source.num_eval_samples}
+def _broken_promises(spec: RunSpec, source: CustomSource) -> Iterator[tuple[str, str]]:
+    """Yield each promise, and what breaks it; empty where it holds."""
+    splits = {"train": source.num_train_samples, "eval": source.num_eval_samples}
+    if splits["train"] < spec.train.batch_size:
+        yield "an epoch has at least one batch", \
+            f"num_train_samples is {splits['train']:,}, and train.batch_size {spec.train.batch_size:,}"
     parts = [(split, spread(count, NUM_ROWS)) for split, count in splits.items() if count]
-    promise = "types, shapes, labels and ids are those of the spec"
     try:
         batches = [source.rows(*part) for part in parts]
     except UserError as error:
-        yield ContractCheck(promise, f"{error.what}; {error.fix}" if error.fix else error.what)
+        yield "types, shapes, labels and ids are those of the spec", \
+            f"{error.what}; {error.fix}" if error.fix else error.what
         return
-    yield ContractCheck(promise)
-    yield ContractCheck("a position gives the same sample, whatever is asked for before it and beside it", next(
-        filter(None, (_unstable(source, *part, batch) for part, batch in zip(parts, batches, strict=True))), ""))
-    yield ContractCheck("the global random state of Python and numpy is neither used nor changed",
-                        next(filter(None, (_random_state(source, *part) for part in parts)), ""))
-    yield ContractCheck("another process gives the same samples", _other_process(spec, source.fingerprint()))
+    for part, batch in zip(parts, batches, strict=True):
+        yield "a position gives the same sample, whatever is asked for before it and beside it", \
+            _unstable(source, *part, batch)
+    yield "another process gives the same samples", _other_process(spec, source.fingerprint())
 
 
 def _unstable(source: CustomSource, split: str, positions: Int64s, first: Batch) -> str:
@@ -97,18 +70,6 @@ def _unstable(source: CustomSource, split: str, positions: Int64s, first: Batch)
         if rows_digest(alone) != rows_digest(together.eval_rows(at, at + 1)):
             return f"position {positions[at]} of {split} gives another sample alone than among {len(positions):,}"
     return ""
-
-
-def _random_state(source: CustomSource, split: str, positions: Int64s) -> str:
-    some, found = positions[:512], []
-    for seed in (1, 2):
-        random.seed(seed)
-        np.random.seed(seed)
-        before = (random.getstate(), str(np.random.get_state()))
-        found.append(rows_digest(source.rows(split, some)))
-        if (random.getstate(), str(np.random.get_state())) != before:
-            return "draw from a generator of its own: numpy.random.default_rng([data.seed, position])"
-    return "" if found[0] == found[1] else "the samples depend on it"
 
 
 def _other_process(spec: RunSpec, fingerprint: str) -> str:
@@ -124,7 +85,7 @@ def _other_process(spec: RunSpec, fingerprint: str) -> str:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
             return f"it failed: {lines[-1] if lines else done.returncode}"
         return "" if answer.read_text() == fingerprint else "its samples are others: they depend on the process, the " \
-            "time, or the order of a set"
+            "time, the order of a set, or a global random state instead of numpy.random.default_rng([seed, position])"
 
 
 if __name__ == "__main__":

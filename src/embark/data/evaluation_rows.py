@@ -148,7 +148,7 @@ def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path) -> Evaluation
 
 def _of_stream(spec: RunSpec, data: str) -> EvaluationRows:
     """Read rows that hold ids, as the records of the run's stream do."""
-    from embark.data.permuted_rows import RowsInMemory
+    from embark.data.rows_in_memory import RowsInMemory
     from embark.data.stream.source import StreamSource
 
     batch, num_bad = StreamSource(spec).rows_of_files(data)
@@ -174,7 +174,7 @@ def _check_id_maps(spec: RunSpec, fingerprint: str, path: str, manifest: Manifes
                 f"not verified that the ids of {path} are the run's: {spec.data.path} cannot be compared ({why})"
     maps = own.settings.get("id_maps") if own is not None else None
     continued = manifest.settings.get(EARLIER, {})
-    if own is not None and continued.get("data") == own.fingerprint() and continued.get("new_ids") != "evict":
+    if own is not None and continued.get("data") == own.fingerprint():
         return ""  # the ids that the run knows are as they were
     if spec.data.kind == "columns" or manifest.settings.get("id_maps") != maps:
         raise DataError(f"{path}: was prepared with other id maps than the run's data, so its ids mean other values",

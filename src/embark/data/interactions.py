@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
+from pyarrow import chunked_array
 
-from embark.data.columns import read_rows, refuse_empty, sample_files
+from embark.data.columns import find_bad_ids, open_files, read_rows, refuse_empty
 from embark.data.loader import Batch, check_range
-from embark.data.prepare.guess import find_times
-from embark.data.prepare.inputs import Inputs
-from embark.errors import DataError, nearest
-from embark.features.arrays import Array, Int32s, Int64s, Mask
-from embark.features.arrow.cells import as_utf8, join_arrays, normalize_array
+from embark.errors import DataError
+from embark.features.arrays import Array, Int32s, Int64s
+from embark.features.arrow.cells import as_utf8, normalize_array
 from embark.features.arrow.row_parser import Location, RowParser
 from embark.features.encoding import PLAIN
 from embark.features.hashing import hash_counters, stream_key, uniform
 from embark.features.rows import RawRows
 from embark.features.schema import Schema, SparseColumn
-from embark.spec import DataSpec, ModelSpec, Table
+from embark.spec import DataSpec, ModelSpec
 from embark.spec.data import PrepareSpec
 
 _ORDER, _NEGATIVES, _EVAL_NEGATIVES = range(3)
@@ -41,7 +40,8 @@ class InteractionsSource:
         self._history, self._negatives = by_name[roles.history], by_name.get(roles.negatives)
         self._times = roles.times
         log = read_log(data)
-        _check_items(data, log.items, self._history)
+        if bad := find_bad_ids(self._history, log.items, np.ones_like(log.items)):
+            raise DataError(f"{data.path}: {bad[0]}", fix=bad[1])
         self._items, self._stamps, self._num_rows = log.items.astype(np.int32), log.times, self._history.rows
         is_eval_last = 1 if data.eval_split == "test" else 2
         lengths = np.diff(log.starts)
@@ -164,7 +164,7 @@ class _LogParser(RowParser):
 
     def users(self, path: str) -> Array:
         """Return the numbers of the users, or all as text where one is not a number."""
-        cells = join_arrays(self._users)
+        cells = normalize_array(chunked_array(self._users))
         found = self._cells.keys(cells, SparseColumn(self._user, "integer"))
         refuse_empty(path, self._user, found.is_missing)
         if found.is_bad is None:
@@ -173,35 +173,18 @@ class _LogParser(RowParser):
 
 
 def read_log(data: DataSpec) -> Log:
-    """Read text, Parquet or NPZ files. Times that are numbers are seconds unless `data.prepare.time_unit` is set."""
-    how, inputs = data.interactions, Inputs()
-    files = inputs.find(data.path)
+    """Read text or Parquet files. Times that are numbers are seconds unless `data.prepare.time_unit` is set."""
+    how = data.interactions
     options = PrepareSpec(
         delimiter=how.delimiter, column_names=how.column_names, header=not how.column_names, missing=PLAIN.missing,
         time_unit="s" if data.prepare.time_unit == "auto" else data.prepare.time_unit)
-    names = (how.user, how.item, *([data.time_column] if data.time_column else []))
-    sample = sample_files(inputs, files, options, names)
-    columns = tuple(column.name for column in sample.columns)
-    if lacking := [name for name in names if name not in columns]:
-        raise DataError(f"{files[0].uri}: has no column {lacking[0]!r}", fix=f"{nearest(lacking[0], columns)}; a file "
-                        "without a header needs data.interactions.column_names")
-    times = find_times(data.model_copy(update={"prepare": options}), sample.columns, files[0].uri)
-    schema = Schema(sample.format, "", (), (SparseColumn(how.item, "integer"),), columns, times=times,
-                    delimiter=sample.delimiter, has_header=sample.has_header, time_column=data.time_column,
-                    is_split_by_time=bool(times))
+    items = Schema("csv", "", (), (SparseColumn(how.item, "integer"),), ())
+    inputs, files, schema = open_files(data, items, options, (how.user,))
     parser = _LogParser(schema, how.user)
-    rows = read_rows(inputs, files, lambda _: schema, parser)
+    rows = read_rows(inputs, files, schema, parser)
     refuse_empty(data.path, how.item, rows.is_missing[0])
     seconds = None if rows.time is None else rows.time // 1_000_000
     if seconds is not None and seconds.max() - seconds.min() >= 2**31:
         raise DataError(f"{data.path}: the times of column {data.time_column!r} span more than 2³¹ seconds",
                         fix='set data.prepare.time_unit = "ms" if they are milliseconds')
     return Log(parser.users(data.path), rows.keys[0].view(np.int64), seconds)
-
-
-def _check_items(data: DataSpec, items: Int64s, table: Table) -> None:
-    is_bad: Sequence[bool] | Mask = (items < 0) | (items >= table.rows)
-    if np.any(is_bad):
-        raise DataError(f"{data.path}: item {items[np.argmax(is_bad)]} is not in 0 to {table.rows - 1}; such rows: "
-                        f"{np.sum(is_bad):,}", fix=f"table {table.name} needs rows = {int(items.max()) + 1}"
-                        if items.min() >= 0 else "number the items from 0 or 1 on")

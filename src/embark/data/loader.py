@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -78,7 +79,7 @@ class Loader(_OnePass["Batch"]):
 class RawLoader(_OnePass["RawBatches"]):
     """The bytes of blocks, `capacity` steps in one, in a ring of buffers.
 
-    A buffer is filled again only after `release`. At most `max_held` may be out at a time.
+    A buffer is filled again only after `release`. At most `max_held` may be out at a time, or the next never comes.
     """
 
     def __init__(
@@ -90,57 +91,32 @@ class RawLoader(_OnePass["RawBatches"]):
         as in `PreparedSource.train_raw`."""
         self._source, self._spare_rows = source, spare_rows
         self._share = Share(source.num_train_samples, batch_size, rank, world_size, start_step, stop_step)
-        self._max_held, self._capacity = max_held, capacity
+        self._capacity, self._num_threads = capacity, num_threads
         num_fills = -(-len(self._share) // capacity)
         order = source.layout.row_order(capacity * self._share.samples_per_rank, spare_rows)
         size_bytes = order.start + order.size_bytes
         allocate = allocate or (lambda size: np.empty(size, np.uint8))
         # One for each batch begun or out, so that a thread never waits for a buffer that a later batch has.
-        self._free = [allocate(size_bytes) for _ in range(max(1, depth) + num_threads + max_held)]
-        self._out: dict[int, RawBatches] = {}
-        self._changed = threading.Condition()
-        self._is_closed = False
+        self._free: SimpleQueue[Bytes | None] = SimpleQueue()
+        for _ in range(max(1, depth) + num_threads + max_held):
+            self._free.put(allocate(size_bytes))
         self._ahead = Prefetcher(self._make, num_fills, depth=depth, num_threads=num_threads)
-
-    def __iter__(self) -> Iterator[RawBatches]:
-        return self._hand_out(super().__iter__())
 
     def release(self, batches: RawBatches) -> None:
         """Give back batches that are copied or used up: their buffer may be filled again."""
-        with self._changed:
-            if self._out.pop(id(batches), None) is not batches:
-                raise RuntimeError("these are not out: they were released before, or are another loader's")
-            self._free.append(batches.buffer)
-            self._changed.notify_all()
+        self._free.put(batches.buffer)
 
     def close(self) -> None:
         """Stop the threads. Batches that are out stay as they are."""
-        self._is_closed = True
-        with self._changed:
-            self._changed.notify_all()
+        for _ in range(self._num_threads):
+            self._free.put(None)  # which ends a thread that waits for a buffer
         super().close()
-
-    def _hand_out(self, made: Iterator[RawBatches]) -> Iterator[RawBatches]:
-        while True:
-            with self._changed:
-                if self._is_closed:
-                    raise RuntimeError("the RawLoader was closed")
-                if len(self._out) >= self._max_held:
-                    raise RuntimeError(f"{self._max_held} are out, the most there may be: release one first")
-            batches = next(made, None)
-            if batches is None:
-                return
-            with self._changed:
-                self._out[id(batches)] = batches
-            yield batches
 
     def _make(self, number: int) -> RawBatches:
         steps = range(number * self._capacity, min((number + 1) * self._capacity, len(self._share)))
-        with self._changed:
-            self._changed.wait_for(lambda: self._free or self._is_closed)
-            if self._is_closed:
-                raise RuntimeError("the RawLoader was closed")
-            buffer = self._free.pop()
+        buffer = self._free.get()
+        if buffer is None:
+            raise RuntimeError("the RawLoader was closed")
         return self._source.train_raw([self._share.of(step) for step in steps], buffer, self._capacity,
                                       spare_rows=self._spare_rows)
 

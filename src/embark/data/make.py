@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -9,20 +10,20 @@ from typing import Any
 
 import numpy as np
 
-from embark.data import SampleSource, synthetic_source
 from embark.data.loader import Batch
 from embark.data.prepare.tasks import PREPARING
 from embark.data.prepared import BLOCK_ROWS, MANIFEST, SPLITS, Feature, Layout, Manifest, Part, PartWriter, Rows, Split
 from embark.data.prepared.parts import PART_BYTES
 from embark.data.progress import OnProgress, ProgressReporter
-from embark.data.statistics import write_manifest
+from embark.data.synthetic import SyntheticSource
 from embark.data.task_labels import main_label
-from embark.data.workers import each_result, num_cores
+from embark.data.workers import Report, WorkerPool, num_cores
 from embark.errors import UserError
 from embark.features.encoding import weights_features
 from embark.formatting import format_bytes
 from embark.spec.run import RunSpec
 from embark.spec.tasks import Task, label_columns
+from embark.store import write_atomic
 
 MIN_ROWS_TO_SHARE = 1_000_000  # Below this, one process is done before another has started.
 
@@ -65,20 +66,18 @@ def make(spec: RunSpec, out: Path, *, on_progress: OnProgress | None = None, for
         for split, num_rows in sizes
         for index, start in enumerate(range(0, num_rows, rows_per_part))
     ]
-    parts: dict[int, Part] = {}
     total = sum(num_rows for _, num_rows in sizes)
     num_workers = (data.prepare.num_workers or num_cores()) if total >= MIN_ROWS_TO_SHARE else 1
     progress = ProgressReporter(on_progress)
     progress.begin("making", total)
-    for position, part in each_result(_write, tasks, num_workers):
-        parts[position] = part
-        progress.advance(part.rows, part.rows)
-    by_split: dict[Split, tuple[Part, ...]] = {
-        split: tuple(parts[i] for i, task in enumerate(tasks) if task.split == split) for split, _ in sizes
-    }
+    parts: dict[_Task, Part] = {}
+    with WorkerPool(_Writing(), num_workers if min(num_workers, len(tasks)) > 1 else 0) as pool:
+        for task, part in pool.run(tasks, lambda *_: None):
+            parts[task] = part
+            progress.advance(part.rows, part.rows)
+    by_split = {split: tuple(parts[task] for task in tasks if task.split == split) for split, _ in sizes}
     manifest = Manifest(layout, by_split, label=data.label, settings=_settings(spec))
-    manifest = write_manifest(out, manifest, memory_bytes=int(data.prepare.memory_gb * 1e9), num_workers=num_workers,
-                              progress=progress)
+    write_atomic(out / MANIFEST, manifest.to_text())
     return MakeResult(out, manifest, time.monotonic() - began_s)
 
 
@@ -113,12 +112,16 @@ def _clear(out: Path, *, force: bool) -> None:
 
 
 def _layout(spec: RunSpec) -> Layout:
-    features = tuple(
-        Feature(table.name, table.rows, table.multi_hot, is_ragged=spec.data.ragged or bool(table.weights_column))
-        for table in spec.model.table_list()
-    ) + weights_features(spec.model.table_list())
-    dense = tuple(f"dense_{i}" for i in range(spec.model.num_dense))
-    return Layout(dense, features, spec.data.prepare.dense_bits, label_columns(spec.model.tasks))
+    return layout_of(spec, is_ragged=spec.data.ragged)
+
+
+def layout_of(spec: RunSpec, *, is_ragged: bool, max_rows: int = 1 << 62) -> Layout:
+    """Return the layout of the model's samples; a table has at most `max_rows` rows."""
+    tables = spec.model.table_list()
+    features = tuple(Feature(table.name, min(table.rows, max_rows), table.multi_hot,
+                             is_ragged=is_ragged or bool(table.weights_column)) for table in tables)
+    return Layout(tuple(f"dense_{i}" for i in range(spec.model.num_dense)), features + weights_features(tables),
+                  spec.data.prepare.dense_bits, label_columns(spec.model.tasks))
 
 
 def _most_ids(layout: Layout) -> list[int]:
@@ -130,9 +133,14 @@ def _settings(spec: RunSpec) -> dict[str, Any]:
     return {
         "made": "synthetic", "seed": data.seed, "zipf_exponent": data.zipf_exponent, "signal": data.signal,
         "ragged": data.ragged, "dense_bits": data.prepare.dense_bits,
-        **({"drift": data.drift.model_dump(mode="json")} if data.drift.is_on else {}),
         **({"task_conflict": data.task_conflict} if spec.model.tasks else {}),
     }
+
+
+class _Writing:
+    def do(self, task: _Task, report: Report) -> Callable[[], Part]:
+        part = _write(task)
+        return lambda: part
 
 
 def _write(task: _Task) -> Part:
@@ -147,8 +155,8 @@ def _write(task: _Task) -> Part:
 
 
 @lru_cache(maxsize=1)
-def _source(spec: RunSpec) -> SampleSource:
-    return synthetic_source(spec)
+def _source(spec: RunSpec) -> SyntheticSource:
+    return SyntheticSource(spec.model, spec.data)
 
 
 def rows_of(layout: Layout, batch: Batch, tasks: tuple[Task, ...] = ()) -> Rows:

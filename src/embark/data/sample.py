@@ -9,19 +9,13 @@ import numpy as np
 
 from embark.data import LOOK, open_source, resolve_from_data
 from embark.data.loader import Batch
-from embark.data.make import rows_of
+from embark.data.make import layout_of, rows_of
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepared import Feature, Layout, Manifest, Part, PartWriter, Split
+from embark.data.prepared import MANIFEST, Manifest, Part, PartWriter, Split
 from embark.data.prepared.cache import find_manifest
-from embark.data.progress import ProgressReporter
-from embark.data.statistics import write_manifest
 from embark.errors import EmbarkError
-from embark.features.encoding import weights_features
 from embark.spec.run import RunSpec
-from embark.spec.tasks import label_columns
-from embark.store import open_store
-
-_MEMORY_BYTES = 256 << 20
+from embark.store import open_store, write_atomic
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +54,9 @@ def _with_own_columns(spec: RunSpec) -> RunSpec:
 
 def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:
     """Write prepared data whose tables have at most `max_rows` rows: ids are taken modulo that."""
-    tables = sample.spec.model.table_list()
-    widths = np.asarray([[table.multi_hot] for table in tables])
+    widths = np.asarray([[table.multi_hot] for table in sample.spec.model.table_list()])
     is_ragged = any((batch.lengths != widths).any() for batch in sample.batches.values())
-    layout = Layout(tuple(f"dense_{i}" for i in range(sample.spec.model.num_dense)),
-                    tuple(Feature(table.name, min(table.rows, max_rows), table.multi_hot,
-                                  is_ragged=is_ragged or bool(table.weights_column)) for table in tables)
-                    + weights_features(tables), labels=label_columns(sample.spec.model.tasks))
+    layout = layout_of(sample.spec, is_ragged=is_ragged, max_rows=max_rows)
     parts: dict[Split, tuple[Part, ...]] = {}
     for split, batch in sample.batches.items():
         per_feature = batch.lengths.sum(axis=1, dtype=np.int64)
@@ -77,7 +67,7 @@ def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:
         parts[split] = tuple(writer.close())
     manifest = Manifest(layout, {"train": (), "validation": (), "test": (), **parts}, label=sample.spec.data.label,
                         settings={"made": "sample"})
-    write_manifest(out, manifest, memory_bytes=_MEMORY_BYTES, num_workers=1, progress=ProgressReporter(None))
+    write_atomic(out / MANIFEST, manifest.to_text())
 
 
 def _unreadable(spec: RunSpec) -> str:

@@ -6,7 +6,6 @@ import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -46,7 +45,6 @@ class SyntheticSource:
     """Draws as many samples as the spec says; an epoch is the same samples in the same order."""
 
     notes: tuple[str, ...] = ()
-    id_dtype: type[np.signedinteger[Any]] = np.int32
 
     def __init__(self, model: ModelSpec, data: DataSpec) -> None:
         tables = model.table_list()
@@ -61,10 +59,10 @@ class SyntheticSource:
             for split in (TRAIN, EVAL, CALIBRATION)
             for what in (IDS, LENGTHS)
         }
-        self.groups = list(grouped(self._id_spaces(tables), data.zipf_exponent))
+        self.groups = list(grouped(tables, data.zipf_exponent))
         values_per_sample = max(sum(self.multi_hot), self.num_dense)
         self._samples_at_a_time = max(1, _VALUES_AT_A_TIME // values_per_sample)
-        self.teacher = self._make_teacher(tables)
+        self.teacher = TeacherModel(tables, model.num_dense, seed=data.seed, signal=data.signal)
         self.tasks = model.tasks
         own = [TeacherModel(tables, model.num_dense, seed=seed_of(data.seed, task), signal=data.signal)
                for task in model.tasks]
@@ -92,11 +90,11 @@ class SyntheticSource:
 
     def rows(self, split: int, start: int, stop: int) -> Batch:
         """Return samples `start` to `stop` of `TRAIN` or `EVAL`."""
-        self._check_range(split, start, stop)
+        check_range(start, stop, self.num_train_samples if split == TRAIN else self.num_eval_samples)
         n = stop - start
         dense = np.empty((n, self.num_dense), np.float32)
         lengths = np.empty((len(self.multi_hot), n), np.int32)
-        ids = [np.empty((n, multi_hot), self.id_dtype) for multi_hot in self.multi_hot]
+        ids = [np.empty((n, multi_hot), np.int32) for multi_hot in self.multi_hot]
         probability = np.empty(n, np.float32)
         scores = np.empty((len(self.tasks), n), np.float32)
         for span in self._spans(start, stop):
@@ -139,9 +137,6 @@ class SyntheticSource:
                 if is_weighted else np.ones((stop - start, most), np.float32)
                 for table, (most, is_weighted) in enumerate(zip(self.multi_hot, self._is_weighted, strict=True))]
 
-    def _check_range(self, split: int, start: int, stop: int) -> None:
-        check_range(start, stop, self.num_train_samples if split == TRAIN else self.num_eval_samples)
-
     def _fit_task(self, task: Task, teacher: TeacherModel, common: Parts, own: Parts) -> tuple[Scales, Mixture]:
         """Return how a task's own hidden model is scaled, and how much of each model its score has."""
         scales = teacher.fit_scales(own)
@@ -158,13 +153,6 @@ class SyntheticSource:
         own = [teacher.score(teacher.parts(dense, ids, lengths, self._positions), scales)
                for teacher, scales, _ in self._own]
         return np.stack([mixture.score(common, score) for (*_, mixture), score in zip(self._own, own, strict=True)])
-
-    def _id_spaces(self, tables: Sequence[Table]) -> Sequence[Table]:
-        """Return the tables with as many rows as there are ids to draw."""
-        return tables
-
-    def _make_teacher(self, tables: Sequence[Table]) -> TeacherModel:
-        return TeacherModel(tables, self.num_dense, seed=self._data.seed, signal=self._data.signal)
 
     @property
     def _positions(self) -> list[list[int]]:
@@ -184,10 +172,6 @@ class SyntheticSource:
             group.draw_lengths(self.table_keys[split, LENGTHS], span) if self.is_ragged else None
             for group in self.groups
         ]
-        return self._taught(split, span, dense, ids, lengths)
-
-    def _taught(self, split: int, span: range, dense: Floats, ids: Ids, lengths: Lengths) -> Drawn:
-        """Add the teacher's labels and probabilities to the drawn features."""
         return dense, ids, lengths, self.teacher.parts(dense, ids, lengths, self._positions)
 
     def key(self, split: int, what: int) -> int:
@@ -224,8 +208,6 @@ Drawn = tuple[Floats, Ids, Lengths, Parts]
 
 class TeacherModel:
     """Knows, for samples it is shown, the probability of a 1."""
-
-    head = HEAD
 
     def __init__(self, tables: Sequence[Table], num_dense: int, *, seed: int, signal: float) -> None:
         self._signal = signal
@@ -296,28 +278,22 @@ class TeacherModel:
             total += weight * (column + np.float32(CURVATURE) * column * column)
         return total
 
-    def _id_values(self, ids: Int32s, tables: list[int]) -> Callable[[int, int], Floats]:
-        """Return a function of a component and a number of tables, which gives that component of the ids of the first
-        tables."""
-        bits = hash_counters(self.table_keys[tables][:, None, None], ids)
-        return lambda component, num: quarter(bits[:num], component).reshape(ids[:num].shape)
-
     def _pool_group(
         self, ids: Int32s, lengths: Int32s | None, tables: list[int], effects: Floats,
         latent: Floats,
     ) -> None:
         num_ids = ids.shape[2]
-        values_of = self._id_values(ids, tables)
-        weight = np.float32(self.head) / (ids + np.float32(self.head))
+        bits = hash_counters(self.table_keys[tables][:, None, None], ids)
+        weight = np.float32(HEAD) / (ids + np.float32(HEAD))
         if lengths is not None:
             weight *= np.arange(num_ids) < lengths[:, :, None]
         if num_ids > 1 and self.is_mean[tables[0]]:
             weight /= np.float32(num_ids) if lengths is None else np.maximum(lengths, 1)[:, :, None].astype(np.float32)
-        effects[tables] = _pool(values_of(0, len(tables)) * weight)
+        effects[tables] = _pool(quarter(bits, 0).reshape(ids.shape) * weight)
         # Tables are in order, so those that interact come first in their group.
         num_paired = sum(table < len(latent) for table in tables)
         for component in range(NUM_LATENT if num_paired else 0):
-            values = values_of(component + 1, num_paired) + np.float32(LATENT_MEAN)
+            values = quarter(bits[:num_paired], component + 1) + np.float32(LATENT_MEAN)
             latent[tables[:num_paired], component] = _pool(values * weight[:num_paired])
 
 

@@ -10,18 +10,15 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Protocol, Self, cast
 
 from embark.errors import EmbarkError, Fault
 
 _SEND_EVERY_S = 0.2
 
-T = TypeVar("T")
-R = TypeVar("R")
 Report = Callable[[int, int, int], None]  # Work units, rows and bad rows since the last report.
 
 
@@ -30,31 +27,12 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def each_result(call: Callable[[T], R], tasks: Sequence[T], num_workers: int) -> Iterator[tuple[int, R]]:
-    """Yield the result of `call(task)` for every task, with the task's position, in the order in which they end.
-
-    With one worker this process does the work. `call` and the tasks go to other processes, so they must pickle.
-    """
-    with WorkerPool(_Call(call), num_workers if min(num_workers, len(tasks)) > 1 else 0) as pool:
-        for (position, _), result in pool.run(list(enumerate(tasks)), lambda *_: None):
-            yield position, result
-
-
 class Work(Protocol):
     """The work of a pool. It is sent to the workers, so it must pickle."""
 
     def do(self, task: Any, report: Report) -> Callable[[], Any]:
         """Do the task except for waiting, such as for the disk. Calling what is returned waits and gives the result,
         while the next task runs."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Call:
-    call: Callable[[Any], Any]
-
-    def do(self, task: tuple[int, Any], report: Report) -> Callable[[], Any]:
-        result = self.call(task[1])
-        return lambda: result
 
 
 class WorkerPool:

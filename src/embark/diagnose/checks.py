@@ -1,5 +1,5 @@
-"""Findings that several lines or events show together: the network NCCL uses and the rank it waits for, versions that
-do not match, a straggler, a slow loader, a NaN loss, an ignored checkpoint, a hot GPU, memory that is nearly full."""
+"""Findings that several lines or events show together: the network NCCL uses and the rank it waits for, a
+straggler, a slow loader, a NaN loss, an ignored checkpoint, a hot GPU, memory that is nearly full."""
 
 import itertools
 import json
@@ -19,7 +19,6 @@ from embark.events.monitoring import FULL, HOT_C, INPUT_SHARE, SLOW_RANK, SLOW_S
 from embark.events.quality import Quality
 from embark.formatting import format_step_time, to_finite, to_one_line
 from embark.spec import RunSpec
-from embark.stack.versions import check
 
 MAX_RANKS = 100_000
 MAX_HOSTS = 20_000
@@ -113,45 +112,6 @@ class NcclLog:
         rank = evidence.rank if found["rank"] is None else int(found["rank"])
         if rank is not None:
             self._work.setdefault(rank, (int(found["enqueued"]), evidence))
-
-
-_PINNED = re.compile(
-    r"(?<![\w-])(torchrec|torch|fbgemm[-_]gpu(?:[-_]cpu)?)(?:==|-)(\d+\.\d+(?:\.\d+)?(?:\+\w+)?)(?![\w.])"
-)
-
-
-class Versions:
-    """Collects the versions that pip installed or found installed."""
-
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[str, Evidence]] = {}
-
-    @property
-    def listeners(self) -> tuple[Listener, ...]:
-        return ((b"successfully installed", self._read), (b"torch==", self._read), (b"torchrec==", self._read),
-                (b"fbgemm-gpu", self._read), (b"fbgemm_gpu", self._read))
-
-    def findings(self) -> Iterator[RuleMatch]:
-        """Yield a finding if two or more of the three are known and incompatible."""
-        here: dict[str, str | None] = {name: version for name, (version, _) in self._found.items()}
-        if "torch" not in here or len(here) < 2:
-            return
-        wrong = [finding for finding in check(here, gpu="fbgemm-gpu" in here)
-                 if not finding.ok and finding.found is not None and finding.name in here]
-        if not wrong:
-            return
-        have = ", ".join(f"{name} {version}" for name, version in here.items())
-        better = "; ".join(f"{finding.name} {finding.expected}" for finding in wrong)
-        pins = " ".join(f"{finding.name}=={finding.expected.partition(',')[0].split()[-1]}" for finding in wrong)
-        last = max((evidence for _, evidence in self._found.values()), key=lambda evidence: evidence.order)
-        cause = f"{have} do not work together: expected {better}"
-        yield RuleMatch(rule_named("versions-do-not-match"), last, cause=cause, command=f"pip install {pins}")
-
-    def _read(self, text: str, evidence: Evidence) -> None:
-        if "Requirement already" in text or "Collecting " in text or "requires " in text:
-            return
-        for found in _PINNED.finditer(text):
-            self._found[found[1].replace("_", "-")] = found[2], evidence
 
 
 MIN_SAMPLES = 3

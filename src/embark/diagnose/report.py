@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from embark.diagnose.checks import GIB, NcclLog, StepTimes, Versions, machine_of
+from embark.diagnose.checks import GIB, NcclLog, StepTimes, machine_of
 from embark.diagnose.scan import Diagnosis, Evidence, RuleMatch, Scan, load_rules
 from embark.diagnose.source import DiagnosedFile, sources_of
 from embark.errors import EmbarkError
@@ -51,8 +51,8 @@ def diagnose(
 ) -> Report:
     """Search all sources together. With a spec, the expected network and memory count too. `names` replace placeholders
     like SPEC in commands."""
-    nccl, steps, versions = NcclLog(), StepTimes(), Versions()
-    scan = Scan(load_rules(), (*nccl.listeners, *steps.listeners, *versions.listeners))
+    nccl, steps = NcclLog(), StepTimes()
+    scan = Scan(load_rules(), (*nccl.listeners, *steps.listeners))
     for order, source in enumerate(sources):
         if source.form == "events":
             for text, evidence in steps.read_events(source, order):
@@ -61,9 +61,9 @@ def diagnose(
             scan.read(source, order, only=lambda rule: "manifest" in rule.where)
         else:
             scan.read(source, order)
-    matches = [*scan.matches, *nccl.findings(spec), *steps.findings(), *versions.findings()]
+    matches = [*scan.matches, *nccl.findings(spec), *steps.findings()]
     found = [_diagnosis(match, spec, names or {}) for match in _ranked(_without_weaker(_merged(matches)))]
-    return Report((*_joined(found), *_lint(sources)), len(sources), tuple(scan.cut_short))
+    return Report(tuple(_joined(found)), len(sources), tuple(scan.cut_short))
 
 
 def _merged(matches: Sequence[RuleMatch]) -> list[RuleMatch]:
@@ -121,24 +121,6 @@ def _diagnosis(match: RuleMatch, spec: RunSpec | None, names: Mapping[str, str])
         command=command, evidence=_quoted(match.first), num_lines=match.num_lines, ranks=tuple(sorted(match.ranks)),
         source=rule.source,
     )
-
-
-def _lint(sources: Sequence[DiagnosedFile]) -> Iterator[Diagnosis]:
-    """Yield the errors that `embark lint` finds in manifests beside the logs."""
-    paths = [Path(source.path) for source in sources if source.form == "manifest" and source.path is not None]
-    if not paths:
-        return
-    from embark.lint.check import lint_paths
-
-    order: Mapping[str, int] = {str(path): index for index, path in enumerate(paths)}
-    for found in lint_paths(paths):
-        if found.level == "error":
-            evidence = Evidence(found.path, found.line, found.what, (order.get(found.path, 0), found.line))
-            yield Diagnosis(
-                code=found.code, name=found.name, kind="manifest", cause=found.happens,
-                fix=found.fix, command=f"embark lint {found.path}", evidence=_quoted(evidence), num_lines=1,
-                ranks=(), source=found.source,
-            )
 
 
 def _quoted(evidence: Evidence) -> Evidence:

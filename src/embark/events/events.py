@@ -19,20 +19,10 @@ from typing import Any, Protocol
 from embark.errors import Fault
 from embark.formatting import format_count, redact, to_finite, to_one_line
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-
 
 def uptime_s() -> float:
-    """Return the seconds since this machine booted, or since some fixed moment if a system does not count these."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
-
-
-def boot_id() -> str:
-    """Return what all processes share that count the same uptime; empty if the system has none."""
-    try:
-        return _BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
+    """Return the seconds since this machine booted."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 _began_s = time.time() - uptime_s()
@@ -151,6 +141,11 @@ class NewestEvents(ABC):
     @abstractmethod
     def steps_done(self) -> int:
         """Steps of the run, those before its last resume included."""
+
+    @property
+    @abstractmethod
+    def seconds_left(self) -> float | None:
+        """Time left at the pace of the last steps."""
 
     @property
     def num_steps(self) -> int:
@@ -299,36 +294,26 @@ def shown_value(value: Any) -> str:
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 
 
-MAX_BYTES = 64 << 20
-NUM_OLDER = 3
+MAX_BYTES = 128 << 20
 
 
 class RotatingEventLog:
-    """`events.jsonl` of a process without an end. A full file becomes `events.1.jsonl`, the one before it
-    `events.2.jsonl`, and the oldest is deleted."""
+    """`events.jsonl` of a process without an end. A full file becomes `events.1.jsonl`, in place of the one before."""
 
-    def __init__(self, path: Path, max_bytes: int = MAX_BYTES, num_older: int = NUM_OLDER) -> None:
-        self._path, self._max_bytes, self._num_older = path, max_bytes, num_older
+    def __init__(self, path: Path, max_bytes: int = MAX_BYTES) -> None:
+        self._path, self._max_bytes = path, max_bytes
         self._log = EventLog(path)
-        self._num_bytes = path.stat().st_size
 
     def emit(self, event: Event, opening: Event) -> None:
         """Append an event; `opening` is the first event of every file, without which the others could not be read."""
-        num_bytes = len(event.to_json()) + 1
-        if self._num_bytes and self._num_bytes + num_bytes > self._max_bytes:
-            self._rotate()
+        num_bytes = self._path.stat().st_size
+        if num_bytes and num_bytes + len(event.to_json()) + 1 > self._max_bytes:
+            self._log.close()
+            self._path.replace(self._path.with_suffix(".1.jsonl"))
+            self._log = EventLog(self._path)
             if opening is not event:
                 self._log.emit(opening)
         self._log.emit(event)
-        self._num_bytes = self._path.stat().st_size
-
-    def _rotate(self) -> None:
-        self._log.close()
-        files = [self._path, *(self._path.with_suffix(f".{number}.jsonl") for number in range(1, self._num_older + 1))]
-        for older, newer in zip(files[:0:-1], files[-2::-1], strict=True):
-            if newer.exists():
-                newer.replace(older)
-        self._log = EventLog(self._path)
 
     def close(self) -> None:
         self._log.close()

@@ -49,17 +49,12 @@ class Metric:
         return {path.partition(".")[0] for path in self.paths} >= {"step", "eval"}
 
 
-LEARNING, TASKS, DYNAMIC, STREAM, PACE, STEP, MACHINE, GPU, SAFETY, RUN, SERVED = (
-    "Learning", "Tasks", "Dynamic tables", "Stream", "Pace", "Where a step's time goes", "Machines", "GPUs",
-    "Checkpoints and interruptions", "The run", "Served traffic",
-)
-TRAINING_GROUPS = (LEARNING, TASKS, DYNAMIC, STREAM, PACE, STEP, MACHINE, GPU, SAFETY)
-"""Groups that a dashboard of training shows over time."""
-GROUPS = (*TRAINING_GROUPS, RUN, SERVED)
-
 _TABLE = tomllib.loads(files("embark.events").joinpath("metrics.toml").read_text(encoding="utf-8"))
 METRICS = tuple(Metric(**{**row, "paths": tuple(row["paths"])}) for row in _TABLE["metric"])
-DYNAMIC_METRICS = tuple(metric.name for metric in METRICS if metric.group == DYNAMIC)
+GROUPS = tuple(dict.fromkeys(metric.group for metric in METRICS))
+TRAINING_GROUPS = tuple(group for group in GROUPS if group not in ("The run", "Served traffic"))
+"""Groups that a dashboard of training shows over time."""
+DYNAMIC_METRICS = tuple(metric.name for metric in METRICS if metric.group == "Dynamic tables")
 UNITS: dict[str, dict[str, str]] = _TABLE["units"]  # Our units as each service names them.
 _BY_NAME = {metric.name: metric for metric in METRICS}
 
@@ -82,18 +77,16 @@ class Reading:
     labels: Labels
     value: float
     time_s: float
-    step: int | None = None
 
 
 def readings(event: Event, *, null_is_nan: bool = False) -> Iterator[Reading]:
     """Yield every metric of an event. In events from a file, a null among the learning metrics was a NaN."""
-    step = to_float(event.values.get("step"))
-    whole = int(step) if step is not None and math.isfinite(step) else None
     for metric, parts, first in _PATHS.get(event.kind, ()):
         for labels, found in _values(event.values, parts, first):
-            value = math.nan if found is None and null_is_nan and metric.group in (LEARNING, TASKS) else to_float(found)
+            is_nan = found is None and null_is_nan and metric.group in ("Learning", "Tasks")
+            value = math.nan if is_nan else to_float(found)
             if value is not None:
-                yield Reading(metric, labels, value, event.time_s, whole)
+                yield Reading(metric, labels, value, event.time_s)
 
 
 class Latest:
@@ -181,7 +174,6 @@ _COUNTED = tuple(metric.paths[0][1:] for metric in METRICS if metric.paths[0].st
 
 
 TASK_PREFIX = "task_"
-_MAX_NAME = 40
 _SHOWN = {metric.name.removeprefix(TASK_PREFIX): metric for metric in METRICS
           if metric.name.startswith(TASK_PREFIX) and not metric.name.startswith(f"{TASK_PREFIX}best_")}
 
@@ -212,14 +204,8 @@ def task_rows(held: Mapping[str, Any], step: Mapping[str, Any]) -> list[TaskRow]
     return rows
 
 
-def task_lines(values: Mapping[str, Any]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each task of one event, and its metrics in short."""
-    for name, of_task in _tasks(values):
-        yield name, [f"{metric.label} {format_float(of_task[key])}" for key, metric in _SHOWN.items() if key in of_task]
-
-
 def _tasks(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     found = values.get("tasks")
     for name, of_task in found.items() if isinstance(found, Mapping) else ():
         if isinstance(of_task, Mapping):
-            yield to_one_line(name)[:_MAX_NAME], of_task
+            yield to_one_line(name), of_task

@@ -2,7 +2,7 @@
 characters."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -22,7 +22,6 @@ MAX_POINTS = 2048
 
 _BRAILLE = ((0x01, 0x08), (0x02, 0x10), (0x04, 0x20), (0x40, 0x80))
 BARS = " ▁▂▃▄▅▆▇█"  # Bars of a curve on one line, the first is empty.
-_HALVES = {0: " ", 1: "'", 2: ".", 3: ":"}
 
 
 def thin(xs: ArrayLike | Sequence[float], ys: ArrayLike | Sequence[float], num_points: int) -> tuple[Floats, Floats]:
@@ -35,24 +34,18 @@ def thin(xs: ArrayLike | Sequence[float], ys: ArrayLike | Sequence[float], num_p
         raise ValueError(f"{len(x)} positions for {len(y)} values")
     if len(x) <= max(num_points, 2):
         return x, y
-    num_buckets = max(1, (num_points - 2) // 2)
-    starts = np.unique(np.searchsorted(x, np.linspace(x[0], x[-1], num_buckets + 1)[:-1], side="left"))
-    known = np.isfinite(y)
-    low = _first_where(np.where(known, y, np.inf), starts, np.minimum)
-    high = _first_where(np.where(known, y, -np.inf), starts, np.maximum)
-    ends = np.array([0, len(x) - 1])
-    kept = np.unique(np.concatenate([ends, low, high])) if num_points > 3 else ends
-    return x[kept], y[kept]
+    starts = _buckets(x, max(1, (num_points - 2) // 2))
+    low, high = (np.where(np.isfinite(y), y, gap) for gap in (np.inf, -np.inf))
+    kept = {0, len(x) - 1}
+    for start, stop in pairwise([*starts.tolist(), len(x)]) if num_points > 3 else ():
+        kept |= {start + int(low[start:stop].argmin()), start + int(high[start:stop].argmax())}
+    at = sorted(kept)
+    return x[at], y[at]
 
 
-def _first_where(values: Floats, starts: NDArray[np.intp], least: np.ufunc) -> NDArray[np.intp]:
-    """Return where each bucket first has its least value (or its greatest)."""
-    best = least.reduceat(values, starts)
-    lengths = np.diff(np.append(starts, len(values)))
-    hits = np.flatnonzero(values == np.repeat(best, lengths))
-    bucket = np.searchsorted(starts, hits, side="right") - 1
-    _, first = np.unique(bucket, return_index=True)
-    return hits[first]
+def _buckets(x: Floats, num: int) -> NDArray[np.intp]:
+    """Return where each of `num` equal parts of the axis begins; empty ones are left out."""
+    return np.unique(np.searchsorted(x, np.linspace(x[0], x[-1], num + 1)[:-1], side="left"))
 
 
 def means(xs: ArrayLike | Sequence[float], ys: ArrayLike | Sequence[float], num_points: int) -> tuple[Floats, Floats]:
@@ -62,7 +55,7 @@ def means(xs: ArrayLike | Sequence[float], ys: ArrayLike | Sequence[float], num_
     x, y = x[known], y[known]
     if len(x) <= max(num_points, 1):
         return x, y
-    starts = np.unique(np.searchsorted(x, np.linspace(x[0], x[-1], max(num_points, 1) + 1)[:-1], side="left"))
+    starts = _buckets(x, max(num_points, 1))
     num = np.diff(np.append(starts, len(x)))
     return np.add.reduceat(x, starts) / num, np.add.reduceat(y, starts) / num
 
@@ -75,52 +68,28 @@ class Axis:
     high: float
     start: float
     stop: float
-    is_log: bool = False
 
     def position(self, value: float) -> float:
-        low, high = self.low, self.high
-        if self.is_log:
-            value, low, high = math.log(value), math.log(low), math.log(high)
-        share = 0.5 if high <= low else (value - low) / (high - low)
+        share = 0.5 if self.high <= self.low else (value - self.low) / (self.high - self.low)
         return self.start + share * (self.stop - self.start)
 
     def ticks(self, most: int) -> list[float]:
         """Return round numbers, about `most` of them at most."""
         if self.high <= self.low:
             return [self.low]
-        if self.is_log:
-            powers = range(math.floor(math.log10(self.low)), math.ceil(math.log10(self.high)) + 1)
-            digits = (1,) if self.high / self.low > 10**4 else (1, 2, 5)
-            inside = self._apart([n * 10.0**p for p in powers for n in digits], most)
-            if len(inside) > 1:
-                return inside
         rough = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(rough))
-        return self._multiples(next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= rough * 0.999), most)
+        return self._multiples(next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= rough * 0.999))
 
     def time_ticks(self, most: int) -> list[float]:
         """Return ticks for seconds: quarters of an hour, not tenths of one."""
-        if self.is_log:
-            inside = self._apart(_TIMES_S, most)
-            return inside if len(inside) > 2 else self.ticks(most)
         span = self.high - self.low
         step = next((step for step in _TIMES_S if step * most >= span), 86_400.0 * math.ceil(span / 86_400 / most))
-        return self._multiples(step, most)
+        return self._multiples(step)
 
-    def _multiples(self, step: float, most: int) -> list[float]:
+    def _multiples(self, step: float) -> list[float]:
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
-        values = [n * step for n in range(first, last + 1)]
-        return self._apart(values, most) if self.is_log else values
-
-    def _apart(self, values: Sequence[float], most: int) -> list[float]:
-        """Return the values inside, so far apart that their labels do not overlap."""
-        least = abs(self.stop - self.start) / (most + 1)
-        kept: list[float] = []
-        for value in values:
-            is_far = not kept or abs(self.position(value) - self.position(kept[-1])) >= least
-            if self.low <= value <= self.high and is_far:
-                kept.append(value)
-        return kept
+        return [n * step for n in range(first, last + 1)]
 
 
 def format_time_tick(seconds: float) -> str:
@@ -132,25 +101,20 @@ def format_time_tick(seconds: float) -> str:
 
 
 class Series:
-    """The points of a run of any length: where they become too many, neighbours become their mean."""
+    """The points of a run of any length: where they become too many, every second one is kept from then on."""
 
     def __init__(self) -> None:
-        self._points: list[Point] = []
-        self._waiting: list[Point] = []
+        self.points: list[Point] = []
+        self._num = 0
         self._each = 1
 
     def add(self, step: float, value: float) -> None:
-        self._waiting.append((step, value))
-        if len(self._waiting) < self._each:
-            return
-        self._points.append(_mean(self._waiting))
-        self._waiting = []
-        if len(self._points) >= MAX_POINTS:
-            self._points = [_mean(self._points[i : i + 2]) for i in range(0, len(self._points), 2)]
+        if self._num % self._each == 0:
+            self.points.append((step, value))
+        self._num += 1
+        if len(self.points) >= MAX_POINTS:
+            del self.points[1::2]
             self._each *= 2
-
-    def points(self) -> list[Point]:
-        return [*self._points, _mean(self._waiting)] if self._waiting else list(self._points)
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,83 +129,66 @@ class Chart:
 
 
 def draw(
-    line: Sequence[Point], marks: Sequence[Point], *, width: int, height: int, ascii_only: bool,
-    glyphs: Mapping[Point, str] | None = None,
+    line: Sequence[Point], marks: Sequence[Point], *, width: int, height: int, glyphs: Mapping[Point, str] | None = None
 ) -> Chart | None:
-    """Draw `line` joined up with `marks` laid over it, the last on top; `None` where there are not two points to join.
+    """Draw `line` in braille, joined up, with `marks` laid over it, the last on top; `None` where there are not two
+    points to join.
 
     `glyphs` has the characters of marks that are not drawn as `MARK`.
     """
-    line = sorted(p for p in line if math.isfinite(p[0]) and math.isfinite(p[1]))
-    marks = [p for p in marks if math.isfinite(p[0]) and math.isfinite(p[1])]
-    both = [*line, *marks]
-    if len({step for step, _ in both}) < 2:
+    line = [point for point in line if np.isfinite(point).all()]
+    marks = [point for point in marks if np.isfinite(point).all()]
+    steps = [step for step, _ in (*line, *marks)]
+    if len(set(steps)) < 2:
         return None
-    first, last = min(both)[0], max(both)[0]
-    across, down = (1, 2) if ascii_only else (2, 4)
-    column = _scale(first, last, width * across)
-    heights = _joined(line, column)
-    values = [*heights.values(), *(value for _, value in marks)]
+    first, last = min(steps), max(steps)
+    xs, heights = _joined(line, first, last, 2 * width)
+    values = [*heights.tolist(), *(value for _, value in marks)]
     low, high = min(values), max(values)
-    level = _scale(low, high, height * down)
 
-    cells = [[0] * width for _ in range(height)]
-    before: int | None = None
-    for x in sorted(heights):
-        y = level(heights[x])
-        start = y if before is None or abs(y - before) < 2 else before + (1 if y > before else -1)
+    cells = np.zeros((height, width), np.int64)
+    levels = _levels(heights, low, high, 4 * height).tolist()
+    for x, before, y in zip(xs.tolist(), [*levels[:1], *levels], levels, strict=False):
+        start = y if abs(y - before) < 2 else before + (1 if y > before else -1)
         for dot in range(min(start, y), max(start, y) + 1):
-            from_top = height * down - 1 - dot
-            bit = _BRAILLE[from_top % 4][x % 2] if not ascii_only else 1 << from_top % 2
-            cells[from_top // down][x // across] |= bit
-        before = y
+            row, part = divmod(4 * height - 1 - dot, 4)
+            cells[row, x // 2] |= _BRAILLE[part][x % 2]
 
-    letters = [[_HALVES[c] if ascii_only else chr(0x2800 + c) if c else " " for c in row] for row in cells]
-    mark = "o" if ascii_only else MARK
+    letters = [[chr(0x2800 + cell) if cell else " " for cell in row] for row in cells.tolist()]
     for step, value in marks:
-        letters[height - 1 - level(value) // down][column(step) // across] = (glyphs or {}).get((step, value), mark)
+        row = height - 1 - int(_levels(value, low, high, 4 * height)) // 4
+        letters[row][int(_levels(step, first, last, 2 * width)) // 2] = (glyphs or {}).get((step, value), MARK)
     return Chart(tuple("".join(row) for row in letters), low, high, first, last)
 
 
-def frame_rows(chart: Chart, high: str, low: str, first: str, last: str, *, ascii_only: bool) -> list[str]:
+def frame_rows(chart: Chart, high: str, low: str, first: str, last: str) -> list[str]:
     """Put a drawn curve into a frame, with these words at the ends of its axes."""
-    wall, corner, floor = ("|", "+", "-") if ascii_only else ("│", "└", "─")
     width, margin = len(chart.rows[0]), max(len(high), len(low))
     ends = [high, *[""] * (len(chart.rows) - 2), low]
-    rows = [f"{end:>{margin}} {wall}{row}".rstrip() for end, row in zip(ends, chart.rows, strict=True)]
+    rows = [f"{end:>{margin}} │{row}".rstrip() for end, row in zip(ends, chart.rows, strict=True)]
     indent = " " * (margin + 1)
-    return [*rows, indent + corner + floor * width, f"{indent} {first}{last.rjust(width - len(first))}"]
+    return [*rows, indent + "└" + "─" * width, f"{indent} {first}{last.rjust(width - len(first))}"]
 
 
-def _joined(line: Sequence[Point], column: Callable[[float], int]) -> dict[int, float]:
-    """Return the mean of each column that has points, and straight lines over those between that have none."""
-    held: dict[int, list[Point]] = {}
-    for point in line:
-        held.setdefault(column(point[0]), []).append(point)
-    known = [(x, _mean(points)[1]) for x, points in sorted(held.items())]
-    heights = dict(known)
-    for (x0, y0), (x1, y1) in pairwise(known):
-        for x in range(x0 + 1, x1):
-            heights[x] = y0 + (y1 - y0) * (x - x0) / (x1 - x0)
-    return heights
+def _joined(line: Sequence[Point], first: float, last: float, num: int) -> tuple[NDArray[np.int64], Floats]:
+    """Return the columns that a line crosses, and its height in each: the mean of the points there, or on a straight
+    line where there are none."""
+    if not line:
+        return np.empty(0, np.int64), np.empty(0)
+    steps, values = np.array(line).T
+    held, index = np.unique(_levels(steps, first, last, num), return_inverse=True)
+    xs = np.arange(held[0], held[-1] + 1)
+    return xs, np.interp(xs, held, np.bincount(index, values) / np.bincount(index))
 
 
-def _scale(low: float, high: float, num: int) -> Callable[[float], int]:
-    """Map a value between `low` and `high` to an index below `num`; to the middle where they are the same."""
-    if high <= low:
-        return lambda _: (num - 1) // 2
-    return lambda value: round((value - low) / (high - low) * (num - 1))
-
-
-def _mean(points: Sequence[Point]) -> Point:
-    return sum(p[0] for p in points) / len(points), sum(p[1] for p in points) / len(points)
+def _levels(values: ArrayLike, low: float, high: float, num: int) -> NDArray[np.int64]:
+    """Map values between `low` and `high` to indices below `num`; to the middle where these are the same."""
+    share = (np.asarray(values) - low) / (high - low) if high > low else np.full(np.shape(values), 0.5)
+    return np.rint(share * (num - 1)).astype(np.int64)
 
 
 def sparkline(values: Sequence[float], low: float, high: float, width: int) -> str:
     """Draw a small curve on one line; `low` and `high` are the same for all that are compared."""
-    known = [value for value in values if math.isfinite(value)]
-    width = min(width, len(known))
-    edges = [round(i * len(known) / width) for i in range(width + 1)] if width else []
-    means = [sum(known[a:b]) / (b - a) for a, b in pairwise(edges)]
-    level = _scale(low, high, len(BARS) - 1)
-    return "".join(BARS[1 + level(min(max(mean, low), high))] for mean in means)
+    _, shown = means(np.arange(len(values)), values, width)
+    levels = _levels(np.clip(shown, low, high), low, high, len(BARS) - 1)
+    return "".join(BARS[1 + level] for level in levels.tolist())

@@ -39,7 +39,7 @@ def rank_line(per_rank: Sequence[Mapping[str, Any]]) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Name ranks: `rank 0`, `ranks 0–7`, `ranks 0, 2, 5`, `12 ranks`."""
+    """Name ranks: `rank 0`, `ranks 0–7`, `12 ranks`."""
     there = sorted(set(ranks))
     if not there:
         return "no rank"
@@ -47,7 +47,7 @@ def ranks_text(ranks: Sequence[int]) -> str:
         return f"rank {there[0]}"
     if there[-1] - there[0] == len(there) - 1:
         return f"ranks {there[0]}–{there[-1]}"
-    return "ranks " + ", ".join(map(str, there)) if len(there) <= 4 else f"{len(there)} ranks"
+    return f"{len(there)} ranks"
 
 
 def _row(group: Sequence[Table]) -> Row:

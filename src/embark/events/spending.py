@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from embark.events.events import Event, boot_id, uptime_s
+from embark.events.events import Event
 from embark.formatting import format_duration, format_usd, pluralize, to_finite
 
 Reason = Literal["preempted", "interrupted", "died", "error"]
@@ -35,8 +35,6 @@ class Attempt:
     is_last: bool = True
     first_step_s: float | None = None  # When it began to train; None: it did not.
     step_times: list[float] = field(default_factory=list)
-    boot_id: str = ""
-    booted_s: float = 0.0  # When the machine with that id booted, by the clock of `start_s`.
 
     @property
     def is_over(self) -> bool:
@@ -62,13 +60,8 @@ class Attempt:
     def working_s(self) -> float:
         return 0.0 if self.first_step_s is None else max(0.0, self.last_s - self.first_step_s)
 
-    def by_its_clock(self, now_s: float) -> float:
-        """Return now by the clock of the attempt: from the uptime if it runs on this very machine, whose wall clock may
-        have been set since."""
-        return self.booted_s + uptime_s() if self.boot_id and self.boot_id == boot_id() else now_s
-
-    def add(self, event: Event, time_s: float) -> None:
-        values, kind = event.values, event.kind
+    def add(self, event: Event) -> None:
+        values, kind, time_s = event.values, event.kind, event.time_s
         self.last_s = max(self.last_s, time_s)
         step = to_finite(values.get("step"))
         if kind == "resume" and step is not None:
@@ -100,45 +93,26 @@ class Attempt:
 
 
 def attempts(events: Iterable[Event]) -> list[Attempt]:
-    """Return the attempts in their order. Invalid values are skipped. Attempts between which a machine did not boot are
-    placed by its uptime, in which no step of the wall clock counts."""
+    """Return the attempts in their order. Invalid values are skipped."""
     found: list[Attempt] = []
-    booted_s: dict[str, float] = {}  # Time of each boot, by the wall clock of its first attempt.
-    ahead_s = 0.0
     for event in events:
-        time_s = to_finite(event.time_s)
-        if time_s is None or not isinstance(event.kind, str):
-            continue
-        if event.kind == "start":
-            ahead_s = _ahead_s(event, time_s, booted_s)
-        time_s -= ahead_s
         if event.kind == "start":
             if found:
                 found[-1].is_last = False
-            found.append(_started(event, time_s))
+            found.append(_started(event))
         elif found:
-            found[-1].add(event, time_s)
+            found[-1].add(event)
     return found
 
 
-def _ahead_s(start: Event, time_s: float, booted_s: dict[str, float]) -> float:
-    """Return how far the wall clock was set forward since the first attempt of this boot."""
-    boot, up_s = start.values.get("boot_id"), to_finite(start.values.get("uptime_s"))
-    if not boot or not isinstance(boot, str) or up_s is None:
-        return 0.0
-    return time_s - up_s - booted_s.setdefault(boot, time_s - up_s)
-
-
-def _started(event: Event, time_s: float) -> Attempt:
-    values = event.values
+def _started(event: Event) -> Attempt:
+    values, time_s = event.values, event.time_s
     step = int(to_finite(values.get("first_step")) or 0)
     return Attempt(
         time_s, time_s - max(0.0, to_finite(values.get("age_s")) or 0.0), step, time_s, step, step,
         num_steps=int(to_finite(values.get("num_steps")) or 0), usd_per_hour=to_finite(values.get("usd_per_hour")),
         budget_usd=to_finite(values.get("budget_usd")), num_machines=int(to_finite(values.get("num_machines")) or 1),
-        is_spot=values.get("is_spot") is True, boot_id=str(values.get("boot_id") or ""),
-        booted_s=time_s - (to_finite(values.get("uptime_s")) or 0.0),
-    )
+        is_spot=values.get("is_spot") is True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,27 +151,22 @@ class Losses:
     is_open: bool = False  # The run has not resumed after the last one: its steps are still to be repeated.
 
 
-def interruptions(events: Iterable[Event]) -> tuple[Interruption, ...]:
+def interruptions(attempts: Sequence[Attempt]) -> tuple[Interruption, ...]:
     """Return the interruptions in the order they happened. An attempt without a step is part of the interruption before
     it. Events do not tell a run that just died from one that is working: the last attempt counts only once it has
     logged that it stops, or another followed it."""
-    return interruptions_between(attempts(events))
-
-
-def interruptions_between(attempts: Sequence[Attempt]) -> tuple[Interruption, ...]:
-    """Return the interruptions between attempts."""
     found: list[Interruption] = []
     stopped: Attempt | None = None
     for attempt in attempts:
         if stopped is not None and (attempt.first_step_s is not None or attempt.is_over):
-            found.append(_resumed(stopped, attempt))
+            found.append(_interruption(stopped, attempt, is_over=True))
             stopped = None
         if attempt.is_over:
             stopped = None
         elif stopped is None and attempt.has_stopped:
             stopped = attempt
     if stopped is not None:
-        found.append(_not_resumed(stopped, attempts[-1]))
+        found.append(_interruption(stopped, attempts[-1], is_over=False))
     return tuple(found)
 
 
@@ -239,24 +208,16 @@ def losses_sentence(lost: Losses) -> str:
     return f"{verb} {times}; {steps}, {format_duration(lost.down_s)} down{usd}"
 
 
-def _resumed(stopped: Attempt, attempt: Attempt) -> Interruption:
+def _interruption(stopped: Attempt, after: Attempt, *, is_over: bool) -> Interruption:
+    """Describe an interruption; while it lasts, `after` is a new attempt that is still loading, or `stopped` itself."""
+    has_restarted = after is not stopped
+    lost = max(0, stopped.last_step - (after.first_step if has_restarted else stopped.saved_step))
     # One that died after its last step has nothing left to train.
-    resumed_s = attempt.last_s if attempt.first_step_s is None else attempt.first_step_s
-    lost = max(0, stopped.last_step - attempt.first_step)
-    pace_s = stopped.pace_s or attempt.pace_s
+    until_s = after.first_step_s if has_restarted and after.first_step_s is not None else after.last_s
     return Interruption(
-        stopped.last_s, resumed_s, stopped.reason or "died", stopped.last_step, attempt.first_step, lost,
-        lost * pace_s, max(0.0, resumed_s - stopped.last_s), attempt.began_s,
-    )
-
-
-def _not_resumed(stopped: Attempt, last: Attempt) -> Interruption:
-    """Describe an interruption that lasts; `last` may be a new attempt that is still loading."""
-    has_restarted = last is not stopped
-    lost = max(0, stopped.last_step - (last.first_step if has_restarted else stopped.saved_step))
-    down_s = max(0.0, last.last_s - stopped.last_s) if has_restarted else 0.0
-    return Interruption(stopped.last_s, None, stopped.reason or "died", stopped.last_step, None, lost,
-                        lost * stopped.pace_s, down_s, last.began_s if has_restarted else None)
+        stopped.last_s, until_s if is_over else None, stopped.reason or "died", stopped.last_step,
+        after.first_step if is_over else None, lost, lost * (stopped.pace_s or after.pace_s),
+        max(0.0, until_s - stopped.last_s), after.began_s if has_restarted else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,7 +235,6 @@ class Spending:
     wall_step_s: float  # A step, with its share of saves and evaluations.
     outcome: str  # Outcome in the last `end` event; empty if running or killed.
     lost: Losses
-    num_starts: int
     budget_usd: float | None  # The budget of the last attempt.
     last_s: float  # The last sign of life.
 
@@ -293,12 +253,6 @@ class Spending:
         """Return the price of this many more seconds."""
         return usd_for(self.usd_per_hour, seconds)
 
-    @property
-    def total_usd(self) -> float | None:
-        """The price of the finished run."""
-        left = self.usd_for(self.left_s)
-        return None if self.usd is None or left is None else self.usd + left
-
 
 def usd_for(usd_per_hour: float | None, seconds: float | None) -> float | None:
     """Return the price of this many seconds; None if either is unknown."""
@@ -315,8 +269,8 @@ def spending(
         return None
     last = tried[-1]
     if now_s is not None and not last.has_stopped:
-        last.last_s = max(last.last_s, last.by_its_clock(now_s))
-    found = interruptions_between(tried)
+        last.last_s = max(last.last_s, now_s)
+    found = interruptions(tried)
     gaps = [_gap(tried, one) for one in found]
     working_s = sum(one.working_s for one in tried)
     redone_s = min(sum(one.redone_s for one in found if one.resumed_s is not None), working_s)
@@ -326,7 +280,7 @@ def spending(
         waiting_s=sum(one.held_s - one.working_s for one in tried) + sum(gaps), usd_per_hour=price,
         usd=_usd(tried, gaps, usd_per_hour),
         step=last.last_step, num_steps=last.num_steps, wall_step_s=_wall_step_s(tried), outcome=last.outcome,
-        lost=losses(found, price, num_machines=last.num_machines, is_spot=last.is_spot), num_starts=len(tried),
+        lost=losses(found, price, num_machines=last.num_machines, is_spot=last.is_spot),
         budget_usd=last.budget_usd, last_s=last.last_s,
     )
 

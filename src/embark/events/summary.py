@@ -3,7 +3,8 @@
 import math
 import shlex
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +19,11 @@ from embark.events.plotting import MARK, Chart, Point, Series, draw
 from embark.events.quality import Quality
 from embark.formatting import (
     format_auc,
-    format_bytes,
     format_count,
     format_duration,
     format_float,
     format_rate,
     format_si,
-    format_step_time,
     format_usd,
     to_finite,
     to_float,
@@ -40,9 +39,8 @@ _SIDE_BY_SIDE = 56
 _WITH_MEANING = 92
 _LABEL = 7
 _GAP = 3
-_HEIGHT = 5
 
-Encode = Callable[[str], str]  # Puts text into characters that the stream can carry.
+Panel = tuple[Text, Sequence[Point], Sequence[Point]]  # A title, the points of training, and those of evaluations.
 
 
 class History(NewestEvents):
@@ -51,17 +49,19 @@ class History(NewestEvents):
     def __init__(self) -> None:
         super().__init__()
         self._steps_done = 0
-        self.seconds_left: float | None = None
-        self.loss = Series()
-        self.auc = Series()
-        self.eval_loss: list[Point] = []
-        self.eval_auc: list[Point] = []
+        self._seconds_left: float | None = None
+        self._curves = {(kind, name): Series() for kind, name in
+                        (("step", "loss"), ("eval", "log_loss"), ("step", "auc"), ("eval", "auc"))}
         self.quality = Quality()
         self._ticks: deque[tuple[float, int]] = deque()
 
     @property
     def steps_done(self) -> int:
         return self._steps_done
+
+    @property
+    def seconds_left(self) -> float | None:
+        return self._seconds_left
 
     def add(self, event: Event) -> None:
         values, kind = event.values, event.kind
@@ -76,17 +76,18 @@ class History(NewestEvents):
             self.step = {**self.step, **values}
         elif kind == "step":
             self._tick(event)
-            for series, name in ((self.loss, "loss"), (self.auc, "auc")):
-                if step is not None and (value := to_finite(values.get(name))) is not None:
-                    series.add(step, value)
-        elif kind == "eval":
-            for points, name in ((self.eval_loss, "log_loss"), (self.eval_auc, "auc")):
-                if step is not None and (value := to_finite(values.get(name))) is not None:
-                    points.append((step, value))
         elif kind in ("resume", "end"):
             self._steps_done = int(step or (self.steps_done if kind == "end" else 0))
         if kind in ("eval", "save"):
             self._ticks.clear()  # their time says nothing about the steps to come
+        for (of_kind, name), series in self._curves.items():
+            if kind == of_kind and step is not None and (value := to_finite(values.get(name))) is not None:
+                series.add(step, value)
+
+    def panels(self) -> list[Panel]:
+        """Return what `curves` draws: loss and AUC."""
+        loss, held_loss, auc, held_auc = (series.points for series in self._curves.values())
+        return [(Text("  loss", "bold"), loss, held_loss), (Text("  AUC", "bold"), auc, held_auc)]
 
     def _tick(self, event: Event) -> None:
         self._steps_done = int(to_finite(event.values.get("step")) or self.steps_done)
@@ -95,7 +96,7 @@ class History(NewestEvents):
             self._ticks.popleft()
         (t0, first), (t1, last) = self._ticks[0], self._ticks[-1]
         if last > first and t1 > t0:
-            self.seconds_left = self.steps_to_do * (t1 - t0) / (last - first)
+            self._seconds_left = self.steps_to_do * (t1 - t0) / (last - first)
 
 
 def outcome_sentence(run: NewestEvents) -> str:
@@ -129,14 +130,6 @@ def work(history: History) -> str:
     return " · ".join([f"{format_count(steps)} steps", samples, format_rate(end.get("samples_per_s"))])
 
 
-def predicted_and_actual(history: History) -> str:
-    """Compare the prediction, such as `predicted 0.171 ms a step and 2.12 GB, actual 0.165 ms and 2.11 GB`; empty if
-    nothing was predicted."""
-    predicted, actual = (_step_and_memory(values) for values in (history.predict, history.end))
-    how = "predicted" if history.predict.get("is_calibrated") else "estimated"
-    return f"{how} {predicted}, actual {actual}" if predicted and actual else ""
-
-
 def costs(history: History) -> str:
     """Summarize the cost of interruptions and of the complete run; empty if neither is known."""
     spent = to_finite(history.end.get("spent_usd"))
@@ -144,66 +137,63 @@ def costs(history: History) -> str:
     return " · ".join(part for part in (lost, f"{format_usd(spent)} in all" if spent is not None else "") if part)
 
 
-def curves(history: History, width: int, encode: Encode, *, ascii_only: bool) -> RenderableType | None:
-    """Draw loss and AUC over steps, side by side if they fit."""
+def curves(panels: Sequence[Panel], width: int, height: int = 5) -> RenderableType | None:
+    """Draw curves over steps, side by side if they fit; None where there is nothing to draw."""
     width = min(width, MAX_WIDTH)
     is_beside = width >= _SIDE_BY_SIDE
     across = ((width - _GAP) // 2 if is_beside else width) - _LABEL - 2
-    if across < 8:
+    drawn = []
+    for title, line, marks in panels if across >= 8 else ():
+        if chart := draw(line, marks, width=across, height=height):
+            steps = f"step {format_count(chart.first)}", format_count(chart.last)
+            axis = steps[0] + steps[1].rjust(across - len(steps[0]))
+            drawn.append(Group(title, *_chart_rows(chart), Text(" " * (_LABEL + 2) + axis[-across:], "dim")))
+    if not drawn:
         return None
-    panels: list[RenderableType] = []
-    for title, line, marks in (("loss", history.loss, history.eval_loss),
-                               (metric("auc").label, history.auc, history.eval_auc)):
-        if chart := draw(line.points(), marks, width=across, height=_HEIGHT, ascii_only=ascii_only):
-            axis = Text(" " * (_LABEL + 2) + _x_axis(chart, across), "dim")
-            panels.append(Group(Text(f"  {title}", "bold"), *chart_rows(chart, _LABEL + 1), axis))
-    if not panels:
-        return None
-    key = Text(encode("  ⠒ train") if not ascii_only else "  .' train", "cyan")
-    if history.eval:
-        key.append(encode(f"  {MARK} held out"), "magenta")
-    if not is_beside:
-        return Group(*panels, key)
     grid = Table.grid(padding=(0, _GAP, 0, 0))
-    grid.add_row(*panels)
-    return Group(grid, key)
+    for row in [drawn] if is_beside else [[one] for one in drawn]:
+        grid.add_row(*row)
+    has_marks = any(marks for _, _, marks in panels)
+    return Group(grid, Text.assemble(("  ⠒ train", "cyan"), (f"  {MARK} held out" if has_marks else "", "magenta")))
 
 
-def chart_rows(chart: Chart, label_width: int) -> list[Text]:
+def _chart_rows(chart: Chart) -> list[Text]:
     """Return a drawn curve, with its highest and lowest value beside it."""
     labels = [format_float(chart.high), *[""] * (len(chart.rows) - 2), format_float(chart.low)]
-    rows = []
-    for label, row in zip(labels, chart.rows, strict=False):
-        text = Text(f"{label:>{label_width}} ", "dim", no_wrap=True)
-        for char in row:
-            text.append(char, "not dim magenta" if char in (MARK, "o") else "not dim cyan")
-        rows.append(text)
+    rows = [Text.assemble((f"{label:>{_LABEL + 1}} ", "dim"), (row, "cyan"), no_wrap=True)
+            for label, row in zip(labels, chart.rows, strict=True)]
+    for row in rows:
+        row.highlight_words([MARK], "magenta")
     return rows
 
 
-def metrics(history: History, width: int, encode: Encode) -> RenderableType | None:
+def metrics(history: History, width: int) -> RenderableType | None:
     """Show the held-out metrics beside their ceiling and the last training window."""
-    if not history.eval:
+    held, step = history.eval, history.step
+    if not held:
         return None
-    has_ceiling = any(to_finite(history.eval.get(name)) is not None for name in CEILING.values())
-    has_meaning = width >= _WITH_MEANING
-    table = _table(["", "held out", *(["ceiling"] if has_ceiling else []), "train", *([""] if has_meaning else [])])
-    for name in RANKING if RANKING[0] in history.eval else HELD_OUT:
-        cells = [Text(metric_label(name, history.eval)), Text(encode(format_float(history.eval.get(name))), "bold")]
-        if has_ceiling:
-            cells.append(Text(encode(format_float(history.eval.get(CEILING[name]))) if name in CEILING else ""))
-        trained = format_auc(history.step) if name == "auc" else format_float(history.step.get(name))
-        cells.append(Text(encode(trained)))
-        table.add_row(*cells, *([Text(metric(name).meaning, "dim")] if has_meaning else []))
-    return Padding(table, (0, 0, 0, 2))
+    names = RANKING if RANKING[0] in held else HELD_OUT
+    columns = {"": [metric_label(name, held) for name in names],
+               "held out": [format_float(held.get(name)) for name in names],
+               "ceiling": [format_float(held.get(CEILING[name])) if name in CEILING else "" for name in names],
+               "train": [format_auc(step) if name == "auc" else format_float(step.get(name)) for name in names],
+               " ": [metric(name).meaning for name in names]}
+    if all(to_finite(held.get(name)) is None for name in CEILING.values()):
+        del columns["ceiling"]
+    if width < _WITH_MEANING:
+        del columns[" "]
+    return _table(list(columns), zip(*columns.values(), strict=True))
 
 
-def _table(headings: list[str]) -> Table:
+def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> RenderableType:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim", pad_edge=False)
     for heading in headings:
-        table.add_column(heading, justify="left" if heading in ("", "task", "metric") else "right",
-                         no_wrap=bool(heading))
-    return table
+        style = {"held out": "bold", " ": "dim"}.get(heading, "")
+        table.add_column(heading, style, justify="left" if heading.strip() in ("", "task", "metric") else "right",
+                         no_wrap=True)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return Padding(table, (0, 0, 0, 2))
 
 
 def metric_label(name: str, evaluated: Mapping[str, Any]) -> str:
@@ -220,16 +210,10 @@ def ranking_text(evaluated: Mapping[str, Any]) -> str:
     return " · ".join(f"{metric_label(name, evaluated)} {format_float(evaluated.get(name))}" for name in RANKING)
 
 
-def tasks(history: History, encode: Encode) -> RenderableType | None:
+def tasks(history: History) -> RenderableType | None:
     """Show the metrics of each task, if there are several."""
     rows = task_rows(history.eval, history.step)
-    if not rows:
-        return None
-    table = _table(["task", "metric", "held out", "ceiling", "train"])
-    for before, row in zip(("", *(row.task for row in rows)), rows, strict=False):
-        table.add_row(*map(encode, ("" if row.task == before else row.task, row.metric, row.held_out, row.ceiling,
-                                    row.train)))
-    return Padding(table, (0, 0, 0, 2))
+    return _table(["task", "metric", "held out", "ceiling", "train"], map(astuple, rows)) if rows else None
 
 
 def paths(history: History) -> Iterator[tuple[str, str]]:
@@ -286,12 +270,3 @@ def _result(run: NewestEvents) -> str:
     way = f"{share} % of the way from chance (0.5) to the best any model could reach on these samples"
     return f"{sentence}: {way} ({format_float(best)})."
 
-
-def _step_and_memory(values: Mapping[str, Any]) -> str:
-    step_s, peak = to_finite(values.get("step_s")), to_finite(values.get("peak_bytes"))
-    return "" if step_s is None or peak is None else f"{format_step_time(step_s)} a step and {format_bytes(peak)}"
-
-
-def _x_axis(chart: Chart, width: int) -> str:
-    left, right = f"step {format_count(chart.first)}", format_count(chart.last)
-    return left + right.rjust(width - len(left)) if len(left) + len(right) < width else right.rjust(width)

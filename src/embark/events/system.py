@@ -6,9 +6,7 @@ import os
 import socket
 import threading
 import time
-from dataclasses import astuple, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psutil
@@ -38,9 +36,7 @@ class SystemSampler:
             self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=2.0)
@@ -52,59 +48,48 @@ class SystemSampler:
 
     def _run(self) -> None:
         host, gpus = socket.gethostname(), _open_gpus()
-        before: Counters | None = None
-        wait_s = 0.0
+        before: dict[str, int] = {}
+        wait_s = before_s = 0.0
         while not self._stop.wait(wait_s):
             try:
-                now = Counters.now()
-                if before is not None:
-                    self._newest = {"host": host, "rank": self._rank, **rates(before, now), **memory(),
+                now, now_s, cpu_percent = counters(), time.monotonic(), busy_percent()
+                if before:
+                    self._newest = {"host": host, "rank": self._rank, "cpu_percent": cpu_percent,
+                                    **rates(before, now, now_s - before_s), **memory(),
                                     "gpus": [gpu_row(index, handle) for index, handle in gpus]}
                     self.num_samples += 1
             except (OSError, ValueError, psutil.Error):  # a kernel that psutil cannot read
                 return
             # Rates need two samples: the second comes early.
-            wait_s = min(1.0, self._every_s) if before is None else self._every_s
-            before = now
+            wait_s = self._every_s if before else min(1.0, self._every_s)
+            before, before_s = now, now_s
             self.busy_s = time.thread_time()
 
 
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """Counters of the kernel since it started."""
-
-    time_s: float
-    cpu_busy_s: float
-    cpu_s: float
-    net_in_bytes: int
-    net_out_bytes: int
-    disk_read_bytes: int
-    disk_write_bytes: int
-
-    @staticmethod
-    def now() -> Counters:
-        """Read the counters. Steal time is another machine's, not work; partitions would count twice, and so would
-        internal interfaces."""
-        cpu = psutil.cpu_times()
-        busy_s = cpu.user + cpu.nice + cpu.system + cpu.irq + cpu.softirq
-        nics = [counted for name, counted in (psutil.net_io_counters(pernic=True, nowrap=False) or {}).items()
-                if not name.startswith(INTERNAL)]
-        disks = [counted for name, counted in (psutil.disk_io_counters(perdisk=True, nowrap=False) or {}).items()
-                 if not name.startswith(NOT_A_DISK) and (SYS / "block" / name).exists()]
-        rdma_in, rdma_out = _rdma_bytes()
-        return Counters(
-            time.monotonic(), busy_s, busy_s + cpu.idle + cpu.iowait + cpu.steal,
-            sum(nic.bytes_recv for nic in nics) + rdma_in, sum(nic.bytes_sent for nic in nics) + rdma_out,
-            sum(disk.read_bytes for disk in disks), sum(disk.write_bytes for disk in disks))
+def counters() -> dict[str, int]:
+    """Return the bytes that the kernel has counted since it started, by the names of their rates. Partitions would
+    count twice, and so would internal interfaces."""
+    nics = [counted for name, counted in (psutil.net_io_counters(pernic=True, nowrap=False) or {}).items()
+            if not name.startswith(INTERNAL)]
+    disks = [counted for name, counted in (psutil.disk_io_counters(perdisk=True, nowrap=False) or {}).items()
+             if not name.startswith(NOT_A_DISK) and (SYS / "block" / name).exists()]
+    rdma_in, rdma_out = _rdma_bytes()
+    return {"net_in_bytes_per_s": sum(nic.bytes_recv for nic in nics) + rdma_in,
+            "net_out_bytes_per_s": sum(nic.bytes_sent for nic in nics) + rdma_out,
+            "disk_read_bytes_per_s": sum(disk.read_bytes for disk in disks),
+            "disk_write_bytes_per_s": sum(disk.write_bytes for disk in disks)}
 
 
-def rates(before: Counters, now: Counters) -> dict[str, float]:
+def rates(before: dict[str, int], now: dict[str, int], seconds: float) -> dict[str, float]:
     """Return the rates between two samples. A counter that decreased, as of a re-created interface, is left out."""
-    seconds, busy_s, cpu_s, *counted = (b - a for a, b in zip(astuple(before), astuple(now), strict=True))
-    names = ("net_in_bytes_per_s", "net_out_bytes_per_s", "disk_read_bytes_per_s", "disk_write_bytes_per_s")
-    found = {name: round(grown / max(seconds, 1e-9), 1) for name, grown in zip(names, counted, strict=True)
-             if grown >= 0}
-    return {"cpu_percent": round(100 * busy_s / cpu_s, 2), **found} if cpu_s > 0 and busy_s >= 0 else found
+    return {name: round((now[name] - before[name]) / max(seconds, 1e-9), 1) for name in now
+            if now[name] >= before[name]}
+
+
+def busy_percent() -> float:
+    """Return how busy the processors were since the last call. Steal time is another machine's, not work."""
+    cpu = psutil.cpu_times_percent()
+    return round(100 - cpu.idle - cpu.iowait - cpu.steal, 2)
 
 
 def memory() -> dict[str, int]:

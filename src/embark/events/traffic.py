@@ -23,7 +23,6 @@ LATENCIES_S = 1e-4 * 10 ** (np.arange(101) / 20)  # Edges, an eighth apart, from
 MAX_WINDOWS = 8_640  # A day.
 MAX_COLUMN_COUNTS = 720
 MAX_VERSIONS = 16
-MAX_COLUMNS = 4_096
 QUANTILES = (0.5, 0.95, 0.99)
 
 Ints = NDArray[np.int64]
@@ -58,9 +57,8 @@ class VersionTraffic:
     reference_scores: Ints | None = None
     counts: deque[tuple[float, list[Ints], Ints]] = field(default_factory=lambda: deque(maxlen=MAX_COLUMN_COUNTS))
     """Time, rows by column and bin, and by column those without a value."""
-    num_labels: Ints = field(default_factory=lambda: np.zeros(NUM_SCORE_BINS, np.int64))  # Labels by score bin.
-    predicted: Floats = field(default_factory=lambda: np.zeros(NUM_SCORE_BINS))
-    clicks: Floats = field(default_factory=lambda: np.zeros(NUM_SCORE_BINS))
+    labels: Floats = field(default_factory=lambda: np.zeros((3, NUM_SCORE_BINS)))
+    """Number of labels, predicted clicks and observed clicks, by score bin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,11 +134,11 @@ class TrafficRecord:
         """Add the next event; those that are not of a server are skipped."""
         values = event.values
         if event.kind == "serve":
-            self._add_version(event, _whole(values.get("version")))
+            self._add_version(event, int(values["version"]))
         elif event.kind == "traffic" and self.version is not None:
-            self._add_window(event, _whole(values.get("version")))
+            self._add_window(event, int(values["version"]))
         elif event.kind == "version_refused":
-            self.refused = f"version {_whole(values.get('version'))} is refused: {to_one_line(values.get('why', ''))}"
+            self.refused = f"version {values.get('version')} is refused: {to_one_line(values.get('why', ''))}"
             self.changes.append((event.time_s, self.refused, True))
         elif event.kind == "serve_end":
             self.has_ended = True
@@ -148,47 +146,38 @@ class TrafficRecord:
 
     def _add_version(self, event: Event, number: int) -> None:
         values = event.values
-        self.model, self.url, self.uri = (to_one_line(values.get(name, ""))[:500] for name in
-                                            ("model", "url", "uri"))
-        is_switch = self.version is not None and not values.get("is_start")
-        self.changes.append((event.time_s, f"version {number} answers" + (f", after {self.version}" if is_switch else
-                                                                          ": the server started"), False))
-        self.version, self.has_ended, self.refused = number, False, ""
-        known = _map(values.get("reference"))
-        columns = tuple(_column(one) for one in _list(known.get("columns"))[:MAX_COLUMNS])
-        scores = _ints(known.get("scores"), NUM_SCORE_BINS) if known.get("scores") else None
-        before = self.versions.pop(number, None)
+        known = values.get("reference") or {}
+        columns = tuple(_column(one) for one in known.get("columns", ()))
         found = VersionTraffic(
             number, event.time_s, rows=to_one_line(known.get("rows", "")),
-            num_reference_rows=_whole(known.get("num_rows")), label_rate=to_finite(known.get("label_rate")),
-            why_no_columns=to_one_line(known.get("why_none", ""))[:500], columns=columns, reference_scores=scores)
+            num_reference_rows=int(known.get("num_rows", 0)), label_rate=to_finite(known.get("label_rate")),
+            why_no_columns=to_one_line(known.get("why_none", "")), columns=columns,
+            reference_scores=_counts(known["scores"], NUM_SCORE_BINS) if known.get("scores") else None)
+        before = self.versions.pop(number, None)
         if before is not None and [one.labels for one in before.columns] == [one.labels for one in columns]:
-            found.counts, found.num_labels = before.counts, before.num_labels
-            found.predicted, found.clicks = before.predicted, before.clicks
+            found.counts, found.labels = before.counts, before.labels
         self.versions[number] = found
         while len(self.versions) > MAX_VERSIONS:
             self.versions.pop(next(iter(self.versions)))
+        self.model, self.url, self.uri = (to_one_line(values.get(name, "")) for name in ("model", "url", "uri"))
+        how = ": the server started" if values.get("is_start") else ""
+        self.changes.append((event.time_s, f"version {number} answers{how}", False))
+        self.version, self.has_ended, self.refused = number, False, ""
 
     def _add_window(self, event: Event, number: int) -> None:
         values, latency = event.values, np.zeros(len(LATENCIES_S) + 1, np.int64)
-        for index, num in _map(values.get("latency")).items():
-            latency[min(int(index), len(LATENCIES_S))] += _whole(num)
-        statuses = {to_one_line(status)[:20]: _whole(num) for status, num in _map(values.get("statuses")).items()}
-        scores = _ints(values.get("scores") or [0] * NUM_SCORE_BINS, NUM_SCORE_BINS)
-        self.windows.append(Window(event.time_s, to_finite(values.get("seconds")) or 0.0, number, statuses,
-                                   _whole(values.get("rows")), latency, scores))
+        for index, num in values.get("latency", {}).items():
+            latency[min(int(index), len(LATENCIES_S))] += num
+        self.windows.append(Window(
+            event.time_s, to_finite(values.get("seconds")) or 0.0, number,
+            {status: int(num) for status, num in values.get("statuses", {}).items()},
+            int(values.get("rows", 0)), latency, _counts(values.get("scores") or [0] * NUM_SCORE_BINS, NUM_SCORE_BINS)))
         version = self.versions.get(number)
-        if version is None:
-            return
-        columns, labels = _map(values.get("columns")), _map(values.get("labels"))
-        if columns:
-            counts = [_ints(one, len(of.counts)) for one, of in zip(_list(columns.get("counts")), version.columns,
-                                                                    strict=True)]
-            version.counts.append((event.time_s, counts, _ints(columns.get("missing"), len(version.columns))))
-        if labels:
-            version.num_labels += _ints(labels.get("num"), NUM_SCORE_BINS)
-            version.predicted += _floats(labels.get("predicted"))
-            version.clicks += _floats(labels.get("clicks"))
+        if version is not None and (columns := values.get("columns")):
+            counts = [_counts(one, len(of.counts)) for one, of in zip(columns["counts"], version.columns, strict=True)]
+            version.counts.append((event.time_s, counts, _counts(columns["missing"], len(version.columns))))
+        if version is not None and (labels := values.get("labels")):
+            version.labels += np.array([labels[name] for name in ("num", "predicted", "clicks")], np.float64)
 
     def sentence(self) -> str:
         """Summarize the traffic, such as `version 2 · 123 requests/s · p99 8.10 ms`."""
@@ -223,22 +212,17 @@ class TrafficView:
         self.records, self.version = records, newest.version
         self.last_s = max((one.windows[-1].time_s for one in records if one.windows), default=None)
         self.since_s = -math.inf if self.last_s is None else self.last_s - RECENT_S
-        self._of_version = [found for one in records if (found := one.versions.get(self.version or 0))]
-        self.reference = self._of_version[0] if self._of_version else VersionTraffic(0, 0.0)
+        self.of_version = [found for one in records if (found := one.versions.get(self.version or 0))]
+        self.reference = self.of_version[0] if self.of_version else VersionTraffic(0, 0.0)
         self.recent = [window for one in records for window in one.windows if window.time_s > self.since_s]
         self.columns = self._columns()
         self.scores = self._scores()
-        self.calibration = calibration_of(self._of_version)
-
-    @property
-    def is_sampled(self) -> bool:
-        """Whether any rows were counted by column."""
-        return any(drifted.drift.num for drifted in self.columns)
+        self.calibration = calibration_of(self.of_version)
 
     def _columns(self) -> list[ColumnDrift]:
         """Compare the columns with their references, the worst first."""
         reference, found = self.reference, []
-        recent = [(counts, missing) for one in self._of_version for time_s, counts, missing in one.counts
+        recent = [(counts, missing) for one in self.of_version for time_s, counts, missing in one.counts
                   if time_s > self.since_s and len(counts) == len(reference.columns)]
         for i, column in enumerate(reference.columns):
             counts = sum((counts[i] for counts, _ in recent if len(counts[i]) == len(column.counts)),
@@ -268,9 +252,8 @@ class TrafficView:
 
 def calibration_of(versions: Sequence[VersionTraffic]) -> Calibration | None:
     """Return the calibration of one version on all replicas; None without labels."""
-    num = sum(int(one.num_labels.sum()) for one in versions)
-    return Calibration(num, float(sum(one.predicted.sum() for one in versions)),
-                       float(sum(one.clicks.sum() for one in versions))) if num else None
+    num, predicted, clicks = np.sum([one.labels.sum(axis=1) for one in versions], axis=0) if versions else (0, 0, 0)
+    return Calibration(int(num), float(predicted), float(clicks)) if num else None
 
 
 def quantiles_s(latency: Ints) -> tuple[float | None, ...]:
@@ -310,37 +293,14 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.095 or not share else f"{100 * share:.1f} %"
 
 
-def _column(value: Any) -> ColumnReference:
-    held = _map(value)
-    labels = tuple(to_one_line(one)[:80] for one in _list(held.get("labels")))
-    return ColumnReference(to_one_line(held.get("name", ""))[:200], str(held.get("kind", "")), labels,
-                           _ints(held.get("counts"), len(labels)))
+def _column(held: Mapping[str, Any]) -> ColumnReference:
+    labels = tuple(map(to_one_line, held["labels"]))
+    return ColumnReference(to_one_line(held["name"]), str(held["kind"]), labels,
+                           _counts(held["counts"], len(labels)))
 
 
-def _map(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
-
-
-def _list(value: Any) -> Sequence[Any]:
-    return value if isinstance(value, list | tuple) else ()
-
-
-def _whole(value: Any) -> int:
-    read = to_finite(value)
-    if read is None or not 0 <= read < 1 << 53:
-        raise ValueError(f"{value!r} is no count")
-    return int(read)
-
-
-def _ints(value: Any, num: int) -> Ints:
-    found = np.array([_whole(one) for one in _list(value)], np.int64)
-    if len(found) != num:
-        raise ValueError(f"{len(found)} counts of {num} bins")
-    return found
-
-
-def _floats(value: Any) -> Floats:
-    found = np.array([to_finite(one) or 0.0 for one in _list(value)], np.float64)
-    if len(found) != NUM_SCORE_BINS:
-        raise ValueError(f"{len(found)} sums of {NUM_SCORE_BINS} bins")
+def _counts(value: Any, num: int) -> Ints:
+    found = np.array(value, np.int64)
+    if found.shape != (num,) or (found < 0).any():
+        raise ValueError(f"{value!r} is not {num} counts")
     return found

@@ -30,10 +30,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, SerializerFunctionWrapHandler, ValidationError, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    SerializerFunctionWrapHandler,
+    ValidationError,
+    field_validator,
+    model_serializer,
+)
 
 from embark.data.prepared import Layout
-from embark.data.prepared.manifest import MANIFEST
 from embark.errors import DataError, UserError
 from embark.export.delta import DELTA, PARENT, PARENT_WEIGHTS, TENSOR_FILES, apply_delta, tensors_checksum
 from embark.export.quantize import TableDtype
@@ -41,7 +47,7 @@ from embark.export.reference import REFERENCE, Reference
 from embark.export.safetensors_file import Array, map_file
 from embark.features.encoding import IdMap, RowEncoder, by_rising_key, dense_transform, same_lengths_of
 from embark.features.schema import Schema
-from embark.spec.data import PrepareSpec
+from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
 from embark.spec.model import ModelSpec
 from embark.spec.user_code import file_of
 from embark.store import Checkpoint, CheckpointStore, FileChecksum, checkpoint_name, open_store
@@ -49,7 +55,7 @@ from embark.store.checkpoint_store import COMMIT_FILE
 from embark.store.errors import NotFound
 from embark.store.run_dir import SPEC
 
-FORMAT_VERSION = 1
+FORMAT_VERSION: Literal[1] = 1
 INFO, WEIGHTS, ID_MAPS, ITEMS = "artifact.json", "weights.safetensors", "id_maps.safetensors", "items.safetensors"
 CURRENT, GATE = "current.json", "gate.json"
 _OTHER = "choose another version with --version or `embark rollback`, or export the run again"
@@ -69,6 +75,14 @@ class RowFormat(_Section):
     layout: Layout
     hashed_rows: dict[str, int]  # The modulus, by table, of values without an entry in the map; with 0 they have id 0.
     plain_ids: Literal["refuse", "clip"] | None = None  # Treatment of ids beyond their table, if rows contain ids.
+
+    @field_validator("columns", "prepare", mode="before")
+    @classmethod
+    def _without_removed(cls, values: Any) -> Any:
+        """Leave out what this version no longer has: artifacts outlive it."""
+        if not isinstance(values, dict):
+            return values
+        return {key: value for key, value in values.items() if key not in REMOVED_OPTIONS}
 
     @model_serializer(mode="wrap")
     def _without_labels(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -93,7 +107,7 @@ class ArtifactInfo(_Section):
     """The contents of `artifact.json`: what a version is."""
 
     format: Literal["embark-artifact"] = "embark-artifact"
-    format_version: int = FORMAT_VERSION
+    format_version: Literal[1] = FORMAT_VERSION
     embark: str
     run: str
     step: int
@@ -348,11 +362,6 @@ def _suggested_uri(uri: str) -> str:
     for found in (f"{uri}/export", f"runs/{uri}/export"):
         if open_versions(found).committed():
             return f"the run's exported model is {found}"
-    store = open_store(uri)
-    if store.exists(MANIFEST):
-        return "this is prepared data; name what `embark export RUN` wrote, such as runs/RUN/export"
-    if store.exists(SPEC):
-        return f"`embark export {uri}` writes one, to {uri}/export"
     return f"`embark export RUN --to {uri}` writes one"
 
 
@@ -389,20 +398,14 @@ def _fetched(versions: CheckpointStore) -> Path:
 def _read_info(path: Path) -> ArtifactInfo:
     text = path.read_bytes()
     try:
-        head = _Head.model_validate_json(text)
-        if head.format_version != FORMAT_VERSION:
-            raise DataError(f"{path}: its format is version {head.format_version}, this Embark reads {FORMAT_VERSION}",
-                            fix="export the run again, or use the Embark that wrote it")
         info = ArtifactInfo.model_validate_json(text)
         if info.model.code:
             raise DataError(f"{path}: holds code, which is never run", fix="export the run again")
         return info
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
+        if first["loc"] == ("format_version",):
+            raise DataError(f"{path}: its format is version {first['input']}, this Embark reads {FORMAT_VERSION}",
+                            fix="export the run again, or use the Embark that wrote it") from None
         raise DataError(f"{path}: does not describe an exported model "
                         f"({'.'.join(map(str, first['loc']))}: {first['msg']})", fix="export the run again") from None
-
-
-class _Head(BaseModel):
-    format: Literal["embark-artifact"]
-    format_version: int

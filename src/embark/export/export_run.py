@@ -1,4 +1,4 @@
-"""`embark export`: a checkpoint as an artifact, or its weights alone; numpy alone, and tables may exceed memory."""
+"""`embark export`: a checkpoint as an artifact; numpy alone, and tables may exceed memory."""
 
 from __future__ import annotations
 
@@ -27,14 +27,13 @@ from embark.export.artifact import (
 )
 from embark.export.quantize import TABLE_DTYPES, TableDtype, quantize_rows, row_format
 from embark.export.reference import make_reference
-from embark.export.safetensors_file import TensorSource, file_of, in_memory
+from embark.export.safetensors_file import TensorSource, in_memory
 from embark.export.write_version import VersionContents, write_version
 from embark.features.encoding import IdMap, RowEncoder, by_rising_key, plain_row_format
 from embark.features.rows import Keys
 from embark.formatting import to_finite
 from embark.spec import RunSpec, user_code
 from embark.spec.model import StoredTable
-from embark.store import open_store
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import TrainedRun, find_trained
 
@@ -45,13 +44,13 @@ Maps = dict[str, tuple[Keys, NDArray[np.int32]]]  # The id and the row of each s
 
 @dataclass(frozen=True, slots=True)
 class ExportResult:
-    """The version or file that `embark export` wrote."""
+    """The version that `embark export` wrote."""
 
     run: str
     step: int
     uri: str
-    path: str  # URI of the version, or path of the file.
-    version: int | None  # None if only weights were written.
+    path: str  # URI of the version.
+    version: int
     tables: TableDtype
     num_bytes: int
     table_bytes: int
@@ -79,7 +78,17 @@ def export_run(
     uri = export_uri(trained, to)
     written = write_version(contents, uri, delta=delta)
     set_current(open_versions(uri), written.version)
-    return _result(trained, uri, tables, item_index=contents.info.item_index, **asdict(written))
+    model = trained.spec.model
+
+    def table_bytes(dtype: TableDtype) -> int:
+        formats = [(table.rows, *row_format(dtype, table.dim)) for table in model.stored_tables()]
+        return sum(rows * element.itemsize * num for rows, element, num in formats)
+
+    return ExportResult(
+        run=trained.run_dir.uri, step=trained.checkpoint.step, uri=uri, tables=tables,
+        table_bytes=table_bytes(tables), fp32_table_bytes=table_bytes("fp32"), item_index=contents.info.item_index,
+        model_file=user_code.file_of(model.kind) if model.is_custom else "", best_step=trained.best_step,
+        **asdict(written))
 
 
 def export_uri(trained: TrainedRun, to: str) -> str:
@@ -108,35 +117,6 @@ def read_contents(
         if isinstance(evaluated, dict) else {})
     return VersionContents(info, make_reference(trained.spec, encoder, evaluated, source), maps,
                            _weights(arrays, model.stored_tables(), tables), items)
-
-
-def export_weights(run: str, to: str, *, step: int | None = None, force: bool = False) -> ExportResult:
-    """Write the weights of the newest checkpoint, or of that of `step`, as one safetensors file in float32. With
-    `force` an existing file is replaced."""
-    if not to.endswith(".safetensors"):
-        raise UserError(f"{to or '--to'}: weights alone go into one file", fix="--to FILE.safetensors")
-    folder, _, name = to.rpartition("/")
-    store = open_store(folder or ("/" if to.startswith("/") else "."))
-    if store.exists(name) and not force:
-        raise UserError(f"{to}: exists", fix="--force replaces it, or name another file")
-    trained = find_trained(run, step)
-    about = {"format": "pt", "run": trained.run_dir.uri, "step": str(trained.checkpoint.step)}
-    size, pieces = file_of(_weights(_checked_arrays(trained), trained.spec.model.stored_tables(), "fp32"), about)
-    store.write(name, pieces, size)
-    return _result(trained, to, "fp32", path=to, version=None, num_bytes=size)
-
-
-def _result(trained: TrainedRun, uri: str, tables: TableDtype, **written: Any) -> ExportResult:
-    model = trained.spec.model
-
-    def table_bytes(dtype: TableDtype) -> int:
-        formats = [(table.rows, *row_format(dtype, table.dim)) for table in model.stored_tables()]
-        return sum(rows * element.itemsize * num for rows, element, num in formats)
-
-    return ExportResult(
-        run=trained.run_dir.uri, step=trained.checkpoint.step, uri=uri, tables=tables,
-        table_bytes=table_bytes(tables), fp32_table_bytes=table_bytes("fp32"),
-        model_file=user_code.file_of(model.kind) if model.is_custom else "", best_step=trained.best_step, **written)
 
 
 def _checked_arrays(trained: TrainedRun) -> CheckpointArrays:
@@ -178,14 +158,14 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
     manifest = None
     if data.kind == "prepared" and model.has_dynamic_tables:
         raise UserError(f"{trained.run_dir.uri}: has dynamic tables over prepared ids, and is not exported",
-                        fix='train on the values themselves, data.kind = "columns"; --weights-only writes the rows')
+                        fix='train on the values themselves, data.kind = "columns"')
     if data.kind == "prepared":
         manifest, why = find_manifest(data.path, LOOK)
         if manifest is not None and trained.fingerprint not in ("", manifest.fingerprint()):
             manifest, why = None, "it was changed or prepared again since"
         if manifest is None:
             raise DataError(f"{data.path}: the id maps of the run's data cannot be read: {why}",
-                            fix="put the run's data back, or run this where it is; --weights-only needs no data")
+                            fix="put the run's data back, or run this where it is")
         if before := PreparedWith.of(data.path, manifest):
             encoder = before.row_encoder()
             rows = RowFormat(

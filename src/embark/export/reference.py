@@ -4,7 +4,6 @@ and the histogram of the scores. A server counts requests in the same bins. No r
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Annotated, Any, Literal
 
@@ -13,12 +12,13 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from embark.data import open_source
-from embark.data.loader import Batch, SampleSource
+from embark.data.loader import Batch, SampleSource, weights_by_feature
 from embark.data.prepared import Rows
 from embark.errors import EmbarkError
 from embark.events.drift import NUM_SCORE_BINS
 from embark.features.encoding import DenseTransform, RowEncoder, transform_dense
 from embark.formatting import pluralize
+from embark.spec.model import Table
 from embark.spec.run import RunSpec
 
 REFERENCE = "reference.json"
@@ -72,8 +72,7 @@ class Reference(_Section):
 
     def count(self, rows: Rows, encoder: RowEncoder, rng: np.random.Generator) -> list[NDArray[np.int64]]:
         """Count rows of requests by column and bin."""
-        found = {(kind, name): values for kind, name, values in _values(_features(rows, encoder), rows.dense,
-                                                                        encoder.layout.dense, rng)}
+        found = {(kind, name): values for kind, name, values in _values(rows, encoder, rng)}
         return [column.count(found[column.kind, column.name]) for column in self.columns]
 
 
@@ -103,12 +102,11 @@ def _of_source(source: SampleSource, spec: RunSpec, encoder: RowEncoder) -> Refe
     num = source.num_eval_samples if is_held_out else source.num_train_samples
     batches = [source.eval_rows(start, stop) if is_held_out else source.train_rows(0, start, stop)
                for start, stop in _pieces(num)]
-    rng, tables = np.random.default_rng(0), [table.name for table in spec.model.table_list()]
+    rng, tables = np.random.default_rng(0), spec.model.table_list()
     label = np.concatenate([batch.label for batch in batches])
     columns: dict[tuple[Kind, str], list[NDArray[Any]]] = {}
     for batch in batches:
-        for kind, name, values in _values(_features_of_batch(batch, tables, encoder), batch.dense,
-                                          encoder.layout.dense, rng):
+        for kind, name, values in _values(encoded_rows(batch, tables, encoder), encoder, rng):
             columns.setdefault((kind, name), []).append(values)
     return Reference(rows="held-out" if is_held_out else "training", num_rows=len(label),
                      label_rate=float(label.mean()) if label.ndim == 1 else None, columns=tuple(
@@ -127,50 +125,39 @@ def _pieces(num: int) -> Iterator[tuple[int, int]]:
 Kind = Literal["dense", "ids", "length"]
 
 
-@dataclass(frozen=True, slots=True)
-class _Ids:
-    """The ids of one feature, for all rows one after the other."""
-
-    name: str
-    ids: NDArray[Any]
-    lengths: NDArray[Any] | None  # None: every row has the same number.
-    num_rows: int
-
-
-def _features(rows: Rows, encoder: RowEncoder) -> Iterator[_Ids]:
-    for feature, ids, lengths in zip(encoder.layout.features, rows.ids, rows.lengths, strict=True):
-        if not feature.weights_of:
-            yield _Ids(feature.name, ids.reshape(-1), lengths, len(rows))
-
-
-def _features_of_batch(batch: Batch, tables: Sequence[str], encoder: RowEncoder) -> Iterator[_Ids]:
-    maps, start = {one.feature.name: one for one in encoder.maps}, 0
-    for name, lengths in zip(tables, batch.lengths, strict=True):
-        stop = start + int(lengths.sum())
-        one = maps[name]
-        ids = encoder.rows_of(one, batch.ids[start:stop])
-        yield _Ids(name, ids, lengths if one.feature.is_ragged else None, len(batch.label))
-        start = stop
+def encoded_rows(batch: Batch, tables: Sequence[Table], encoder: RowEncoder) -> Rows:
+    """Return the rows of a loaded batch as the encoder gives them; `tables` are in the batch's order."""
+    names = [table.name for table in tables]
+    ends = np.cumsum(batch.lengths.sum(axis=1, dtype=np.int64))
+    ids = dict(zip(names, np.split(batch.ids, ends[:-1]), strict=True))
+    lengths, weights = dict(zip(names, batch.lengths, strict=True)), weights_by_feature(batch, tables)
+    own = [(one.feature, lengths[one.feature.weights_of or one.feature.name]) for one in encoder.maps]
+    return Rows(batch.label, batch.dense, tuple(
+        weights[one.feature.name] if one.feature.weights_of else encoder.rows_of(one, ids[one.feature.name])
+        for one in encoder.maps), tuple(
+        None if not feature.is_ragged and (num == 1).all() else num for feature, num in own))
 
 
 def _values(
-    features: Iterator[_Ids], dense: NDArray[np.float32], names: Sequence[str], rng: np.random.Generator
+    rows: Rows, encoder: RowEncoder, rng: np.random.Generator
 ) -> Iterator[tuple[Kind, str, NDArray[Any]]]:
     """Yield one value of each row for each column. A list gives its length and one of its ids, since the ids of one row
     are not independent."""
-    for name, values in zip(names, dense.T, strict=True):
+    for name, values in zip(encoder.layout.dense, rows.dense.T, strict=True):
         yield "dense", name, values
-    for one in features:
-        if one.lengths is not None:
-            yield "length", one.name, one.lengths
-        elif len(one.ids) == one.num_rows:
-            yield "ids", one.name, one.ids.astype(np.int64)
+    for feature, ids, lengths in zip(encoder.layout.features, rows.ids, rows.lengths, strict=True):
+        if feature.weights_of:
             continue
-        lengths = np.full(one.num_rows, len(one.ids) // max(1, one.num_rows)) if one.lengths is None else one.lengths
-        lengths = lengths.astype(np.int64)
-        starts = np.cumsum(lengths) - lengths
-        chosen = (starts + (rng.random(len(lengths)) * lengths).astype(np.int64))[lengths > 0]
-        yield "ids", one.name, one.ids[chosen].astype(np.int64)
+        flat, num_rows = ids.reshape(-1).astype(np.int64), len(rows)
+        nums = np.full(num_rows, len(flat) // max(1, num_rows))
+        if feature.is_ragged and lengths is not None:
+            nums = lengths.astype(np.int64)
+            yield "length", feature.name, nums
+        elif len(flat) == num_rows:
+            yield "ids", feature.name, flat
+            continue
+        chosen = (np.cumsum(nums) - nums + (rng.random(num_rows) * nums).astype(np.int64))[nums > 0]
+        yield "ids", feature.name, flat[chosen]
 
 
 def _counted(values: NDArray[Any], labels: Sequence[str], **fields: Any) -> ColumnBins:

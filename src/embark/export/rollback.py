@@ -82,12 +82,9 @@ def _committed(uri: str) -> tuple[CheckpointStore, list[Checkpoint]]:
 
 def _described(one: Checkpoint, versions: CheckpointStore, *, is_current: bool) -> ExportedVersion:
     values = one.values
-    step, evaluated = str(values.get("step", "")), values.get("eval")
-    auc = to_finite(evaluated.get("auc")) if isinstance(evaluated, dict) else None
-    parent, verdict = values.get(PARENT), read_gate(versions, one.step) if values.get(CANDIDATE) else None
+    verdict = read_gate(versions, one.step) if values.get(CANDIDATE) else None
     return ExportedVersion(
-        version=one.step, parent=parent if isinstance(parent, int) else None,
-        refused=str((verdict or {}).get("why", "")),
-        run=str(values.get("run", "")), step=int(step) if step.isdigit() else None,
-        tables=str(values.get("tables", "")), auc=auc,
+        version=one.step, parent=values.get(PARENT), refused=(verdict or {}).get("why", ""),
+        run=values.get("run", ""), step=int(values["step"]) if "step" in values else None,
+        tables=values.get("tables", ""), auc=to_finite((values.get("eval") or {}).get("auc")),
         num_bytes=one.num_bytes, time_s=to_finite(values.get("time_s")), is_current=is_current)

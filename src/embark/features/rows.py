@@ -40,12 +40,11 @@ class RawRows:
     lengths: tuple[Int32s | None, ...]  # [n] of each list, after cutting; None of the others.
     is_missing: tuple[Mask | None, ...]
     """[n] of each column that is not a list: where there is no value; None where none is missing."""
-    split: Bytes | None = None  # [n]: position in SPLITS, where a column says it.
+    split: Bytes | None = None  # [n]: position in SPLITS, once it is known.
     bad: tuple[BadRow, ...] = ()  # Rows left out among these; at most MAX_QUOTED.
     reasons: Mapping[str, int] = field(default_factory=dict)  # Number of rows that were left out, by reason.
     num_cut: int = 0  # Lists that were longer than their column's `max_ids`.
     num_lines: int = 0  # Lines this piece took, including bad ones and the header.
-    read_bytes: int = 0  # Bytes of the input, as stored, that this piece took.
     time: Int64s | None = None  # [n]: microseconds since 1970, where rows are split by it.
 
     def __len__(self) -> int:
@@ -62,7 +61,6 @@ class RawRows:
             self, positions=self.positions[mask], label=self.label[mask], dense=self.dense[mask], keys=tuple(keys),
             lengths=tuple(None if lengths is None else lengths[mask] for lengths in self.lengths),
             is_missing=tuple(None if missing is None else missing[mask] for missing in self.is_missing),
-            split=None if self.split is None else self.split[mask],
             time=None if self.time is None else self.time[mask],
         )
 
@@ -87,7 +85,7 @@ class RawRows:
             joined("split"), tuple(bad for rows in several for bad in rows.bad)[:MAX_QUOTED],
             sum((Counter(rows.reasons) for rows in several), Counter()),
             num_cut=sum(rows.num_cut for rows in several), num_lines=sum(rows.num_lines for rows in several),
-            read_bytes=sum(rows.read_bytes for rows in several), time=joined("time"),
+            time=joined("time"),
         )
 
 

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import textwrap
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
+
+import tomli_w
 
 from embark.features.values import TimeFormat
 from embark.spec.data import PrepareSpec, TimeFeature
 from embark.spec.model import Table
 from embark.spec.tasks import Task, label_columns, main_task
 
-_MAX_LINE = 100
 TIME_ROWS = {"hour": 25, "weekday": 8}
 """Rows of the tables made of times: 0 for a missing one, then the hours from midnight, the days from Monday."""
 
@@ -88,7 +87,6 @@ class Schema:
     ignored: tuple[str, ...] = ()
     delimiter: str = "\t"
     has_header: bool = False
-    split_column: str = ""
     why: dict[str, str] = field(default_factory=dict)  # The reason for each column's role, for people to read.
     examples: dict[str, str] = field(default_factory=dict)  # Some values of each column, for people to read.
     list_delimiter: str = ""  # Between the values of a cell of text; empty: `|` or `;`.
@@ -107,6 +105,13 @@ class Schema:
         """The names of all dense values."""
         return (*self.dense, *(f"{name}_age" for name in self.ages))
 
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The columns of the input that rows are made of, each once."""
+        names = (self.label, *(label.name for label in self.labels), *self.dense,
+                 *(column.source for column in self.sparse), *(time.name for time in self.times))
+        return tuple(name for name in dict.fromkeys(names) if name)
+
     def only_time(self) -> Schema:
         """Keep the label and the row's own time."""
         times = tuple(replace(time, features=()) for time in self.times if time.name == self.time_column)
@@ -115,7 +120,7 @@ class Schema:
     def without_split(self) -> Schema:
         """Return a copy with the features and the columns they need, without those that only split rows."""
         times = tuple(time for time in self.times if time.features or (self.ages and time.name == self.time_column))
-        return replace(self, times=times, split_column="", is_split_by_time=False)
+        return replace(self, times=times, is_split_by_time=False)
 
     def unlabelled(self) -> Schema:
         """Return a copy without the label, for rows to score."""
@@ -129,6 +134,10 @@ class Schema:
 
     def to_toml(self, given: PrepareSpec) -> str:
         """Return the lines of a spec that leave nothing to guess, with what is `given`."""
+        return tomli_w.dumps({"data": self.to_spec(given)})
+
+    def to_spec(self, given: PrepareSpec) -> dict[str, Any]:
+        """Return the values of `[data]` that leave nothing to guess, with what is `given`."""
         data: dict[str, Any] = {} if self.labels else {"label": self.label}
         prepare = given.model_dump(mode="json", exclude_defaults=True) | {"format": self.format}
         if self.format != "criteo":
@@ -147,22 +156,16 @@ class Schema:
                 "hex_columns": [column.source for column in self.sparse if column.kind == "hex"],
                 "list_delimiter": self.list_delimiter if any(column.is_list for column in self.sparse) else "",
                 "ignored_columns": list(self.ignored),
-                "split": "column" if self.split_column else "",
-                "split_column": self.split_column,
                 "time_unit": units.pop() if len(units) == 1 else "",
             }
             prepare |= {key: value for key, value in optional.items() if value}
-        sections = {"data": data, "data.prepare": prepare}
-        return "\n".join(f"[{name}]\n" + "".join(f"{key} = {_toml(value)}\n" for key, value in section.items())
-                         for name, section in sections.items())
+        return data | {"prepare": prepare}
 
     def _role(self, name: str, column: SparseColumn | None) -> str:
         if name in (self.label, *(label.name for label in self.labels)):
             return "label"
         if name in self.dense:
             return "dense"
-        if name == self.split_column:
-            return "split"
         if column is None and (time := next((time for time in self.times if time.name == name), None)):
             return "time" + (f": {', '.join(time.features)}" if time.features else "")
         if column is None:
@@ -173,16 +176,3 @@ class Schema:
         of = KINDS[column.kind]
         table = f", table {column.name}" if column.column else ""
         return (f"list of {of}, at most {column.max_ids}" if column.is_list else of) + table
-
-
-def _toml(value: str | float | list[str] | dict[str, list[str]]) -> str:
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{_toml(key)} = {_toml(inner)}" for key, inner in value.items()) + " }"
-    if not isinstance(value, list):
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007F")
-    cells = ", ".join(_toml(cell).replace(" ", "\0") for cell in value)
-    if len(cells) < _MAX_LINE:
-        return f"[{cells}]".replace("\0", " ")
-    # A name may hold a space or a hyphen, so a line may end only behind a comma.
-    lines = textwrap.wrap(cells, _MAX_LINE, break_long_words=False, break_on_hyphens=False)
-    return "[\n    " + "\n    ".join(lines).replace("\0", " ") + ",\n]"

@@ -3,13 +3,14 @@ sentences that explain what platforms report."""
 
 from __future__ import annotations
 
+import heapq
 import os
 import re
 import time
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
@@ -19,10 +20,11 @@ from typing import Any, Literal
 from embark.errors import Interrupted, UserError
 from embark.formatting import redact, to_one_line
 from embark.launch.http import API_RETRY, NO_RETRY
-from embark.launch.shell import Notify, Shell
+from embark.launch.shell import CommandResult, LineStream, Notify, Shell
 from embark.render.job import FOLLOW, Job
-from embark.render.serving import SERVE_TARGETS, artifact_of
+from embark.render.serving import SERVE_TARGETS
 from embark.render.settings import grace_s
+from embark.render.targets.torchx import SUBMIT
 from embark.spec import RunSpec
 from embark.store import run_uri
 from embark.store.errors import RetryPolicy
@@ -83,6 +85,10 @@ class Status:
     num_restarts: int = 0
     is_recoverable: bool = False  # A `lost` run that the backend's `recover` may bring back.
 
+    def become(self, state: State, reason: str = "", fix: str = "") -> Status:
+        """Return this status in another state."""
+        return replace(self, state=state, reason=to_one_line(reason), fix=to_one_line(fix))
+
     @property
     def has_ended(self) -> bool:
         return self.state in ("succeeded", "failed", "gone")
@@ -116,6 +122,30 @@ class LogLine:
 
     def to_dict(self) -> dict[str, float | str | int | None]:
         return {"time_s": self.time_ns / 1e9, "source": self.source, "index": self.index, "text": self.text}
+
+
+@dataclass(frozen=True, slots=True)
+class LogSource:
+    """A program that prints the new lines of one pod's or machine's log."""
+
+    stream: LineStream
+    parse: Callable[[str], LogLine | None]  # None: it was read before, or is no line of the log.
+    on_failure: Callable[[CommandResult], None]  # Raises if trying again is of no use.
+
+    def lines(self) -> Iterator[LogLine]:
+        yield from filter(None, map(self.parse, self.stream))
+        result = self.stream.wait()
+        if not result.is_ok:
+            self.on_failure(result)
+
+
+def read_logs(sources: Sequence[LogSource]) -> Iterator[LogLine]:
+    """Yield the lines of all sources by time."""
+    try:
+        yield from heapq.merge(*(source.lines() for source in sources), key=lambda line: line.time_ns)
+    finally:
+        for source in sources:
+            source.stream.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +197,8 @@ class LaunchBackend(ABC):
 
     can_recover = False
     """Whether `recover` re-creates lost machines; else the platform does it, or there is nothing to re-create."""
-    poll_s = 5.0
+    poll_s = 2.0  # Time between two looks at the log.
+    late_s = 0.0  # Time after the end at which the last lines of the log can be read.
 
     def __init__(self, shell: Shell, *, notify: Notify, retry: RetryPolicy | None = None, context: str = "") -> None:
         """`context` is kubectl's for a new run; empty means the current one."""
@@ -191,8 +222,25 @@ class LaunchBackend(ABC):
     def status(self, handle: RunHandle) -> Status: ...
 
     @abstractmethod
+    def log_reader(self, handle: RunHandle) -> Callable[[], Iterable[LogLine]]:
+        """Return a function that returns the complete lines that were written since its last call."""
+
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
         """Yield all replicas' lines, merged by time. With `follow`, until the run ends."""
+        read, has_lines = self.log_reader(handle), False
+        while True:
+            is_over = not follow or self.status(handle).has_ended
+            for line in read():
+                has_lines = True
+                yield line
+            if is_over:
+                break
+            time.sleep(self.poll_s)
+        if follow and self.late_s:
+            time.sleep(self.late_s)
+            yield from read()
+        if not follow and not has_lines and (status := self.status(handle)).state != "running":
+            raise UserError(f"{handle.name} has no log: it is {status.state}. {status.reason}", fix=status.fix)
 
     @abstractmethod
     def cancel(self, handle: RunHandle) -> CancelResult:
@@ -225,20 +273,19 @@ class LaunchBackend(ABC):
 
 
 BACKENDS = {
-    "local": "local:Local", "local-server": "local:LocalServer",
+    "local": "local:Local",
     "kubernetes": "kubernetes.backend:Kubernetes", "kubernetes-server": "kubernetes.server:KubernetesServer",
     "ray": "ray:Ray",
-    "torchx": "torchx:TorchX",
     "vertex": "vertex:Vertex", "vm": "vm:Vm", "tpu-vm": "tpu_vm:TpuVm",
 }
 TARGETS = {
     "job": "kubernetes", "jobset": "kubernetes", "trainjob": "kubernetes", "pytorchjob": "kubernetes",
-    "ray": "ray", "torchx": "torchx", "vertex": "vertex", "vm": "vm", "tpu-vm": "tpu-vm",
+    "ray": "ray", "vertex": "vertex", "vm": "vm", "tpu-vm": "tpu-vm",
     "serve": "kubernetes-server", "kserve": "kubernetes-server",
 }
 """The backend of each `place.target`, for a machine of a cloud."""
 RAY_DASHBOARD = "http://127.0.0.1:8265"
-USES_KUBECTL = ("kubernetes", "kubernetes-server", "torchx")
+USES_KUBECTL = ("kubernetes", "kubernetes-server")
 
 
 def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "") -> LaunchBackend:
@@ -248,8 +295,10 @@ def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "
     """
     name = _name_of(spec)
     if not name:
+        start = f"{SUBMIT.format(spec.place.namespace)} submits it" if spec.place.target == "torchx" else \
+            "its script starts it"
         raise UserError(f'embark launch does not support place.target = "{spec.place.target}"',
-                        fix="embark render writes its files and the script that starts it; or set place.target to "
+                        fix=f"embark render writes its files, and {start}; or set place.target to "
                             + ", ".join(TARGETS))
     if context and name not in USES_KUBECTL:
         raise UserError(f"--context applies to kubectl; this run is launched on {name}", fix="leave --context out")
@@ -292,11 +341,8 @@ def _name_of(spec: RunSpec) -> str:
     """Return the backend's name; empty if no backend takes the run."""
     place = spec.place
     is_here = not place.machine and not place.cloud
-    if place.target in SERVE_TARGETS:
-        is_here = is_here and "://" not in artifact_of(spec)
-        return "local-server" if is_here and place.target == "serve" else TARGETS.get(place.target, "")
-    if place.target == FOLLOW:
-        return ""
+    if place.target in SERVE_TARGETS or place.target == FOLLOW:
+        return TARGETS.get(place.target, "")
     if place.target == "ray":
         return "ray" if is_here or ray_address() else "kubernetes"
     if is_here:

@@ -64,7 +64,6 @@ class RunCost:
     is_within_budget: bool | None  # None: there is no budget, or no price to check it with.
     budget_verdict: str
     notes: tuple[str, ...] = ()  # Sentences about costs that could not be counted.
-    can_be_cancelled: bool = False  # It was launched from here, and has not ended.
 
 
 def run_cost(name: str, notify: Notify, *, budget_usd: float | None = None, now_s: float | None = None) -> RunCost:
@@ -104,8 +103,7 @@ def run_cost(name: str, notify: Notify, *, budget_usd: float | None = None, now_
         name=name, title=title, is_running=is_running, held_s=lead_s + (found.held_s if found else 0.0),
         spent_usd=spent_usd, left_s=left_s, left_usd=left_usd, total_usd=total_usd, predicted_usd=_predicted_usd(spec),
         usd_per_hour=price.usd_per_hour, price_source=price.source, lead_s=lead_s, spending=found, budget_usd=limit_usd,
-        is_within_budget=is_within, budget_verdict=verdict, notes=tuple(notes),
-        can_be_cancelled=status is not None and not status.has_ended)
+        is_within_budget=is_within, budget_verdict=verdict, notes=tuple(notes))
 
 
 def _check_budget(name: str, limit_usd: float | None, own_usd: float | None, spent_usd: float | None,
@@ -119,7 +117,7 @@ def _check_budget(name: str, limit_usd: float | None, own_usd: float | None, spe
         return False, f"the budget of {limit} is spent"
     if total_usd is not None and total_usd > limit_usd:
         stop = (f"it stops itself at {format_usd(own_usd)}" if own_usd is not None
-                else f"--stop, or embark cancel {name}, ends it after a checkpoint; place.budget_usd would have")
+                else f"embark cancel {name} ends it after a checkpoint; place.budget_usd would have")
         excess = format_usd(total_usd - limit_usd)
         return False, f"at this pace it will exceed its budget of {limit} by {excess}; {stop}"
     return True, f"within its budget of {limit}"

@@ -19,16 +19,12 @@ from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
 from embark.spec import load_spec
 from embark.store import set_in_file
 
-_ECR = re.compile(r"\d{12}\.dkr\.ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
-_ACR = re.compile(r"(?P<name>[a-z0-9]+)\.azurecr\.io")
-_ARTIFACT = re.compile(r"(?P<location>[a-z0-9-]+)-docker\.pkg\.dev")
 EXAMPLES = {
     "aws": "123456789012.dkr.ecr.REGION.amazonaws.com/embark:1",
     "azure": "yourregistry.azurecr.io/embark:1",
     "gcp": "REGION-docker.pkg.dev/your-project/embark/embark:1",
 }
 """An image's name in the registry of each cloud."""
-_TOKEN_USER = "00000000-0000-0000-0000-000000000000"  # Whom Azure's tokens are for.
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,30 +53,13 @@ class ImageName:
         """Whether the registry is somebody's; a name with one slash and no host is Docker Hub's."""
         return "/" in str(self) and self.host not in ("localhost", PLACEHOLDER_REGISTRY.rstrip("/"))
 
-    def login_command(self, builder: str) -> str:
-        """Return the command line that logs in to the registry."""
-        to = f"{builder} login --username {{}} --password-stdin {self.host}"
-        if found := _ECR.fullmatch(self.host):
-            return f"aws ecr get-login-password --region {found['region']} | {to.format('AWS')}"
-        if found := _ACR.fullmatch(self.host):
-            login = f"az acr login --name {found['name']}"
-            return login if builder == "docker" else (
-                f"{login} --expose-token --query accessToken --output tsv | {to.format(_TOKEN_USER)}")
-        if _ARTIFACT.fullmatch(self.host):
-            return f"gcloud auth configure-docker {self.host}" if builder == "docker" else (
-                f"gcloud auth print-access-token | {to.format('oauth2accesstoken')}")
-        return f"{builder} login {self.host}".rstrip()
-
-    @property
-    def create_command(self) -> str:
-        """The command line that creates the repository; empty if the first push does."""
-        if found := _ECR.fullmatch(self.host):
-            return f"aws ecr create-repository --repository-name {self.repository} --region {found['region']}"
+    def registry_command(self, topic: str, builder: str = "") -> str:
+        """Return the command line that logs in to the registry, or that creates the repository there. Empty: none is
+        known."""
         project, _, rest = self.repository.partition("/")
-        if (found := _ARTIFACT.fullmatch(self.host)) and rest:
-            return (f"gcloud artifacts repositories create {rest.partition('/')[0]} --repository-format=docker "
-                    f"--location={found['location']} --project={project}")
-        return ""
+        found = explain(topic, f"{builder} {self.host}", builder=builder, host=self.host, repository=self.repository,
+                        project=project, folder=rest.partition("/")[0])
+        return found[0].text if found else ""
 
 
 BUILDERS = ("docker", "podman", "buildah")
@@ -152,7 +131,8 @@ def _run(words: Sequence[str], notify: Notify) -> CommandResult:
 
 
 def _fix(topic: str, result: CommandResult, image: ImageName, builder: str) -> str:
-    values = {"login": image.login_command(builder), "create": image.create_command or "create the repository first"}
+    values = {"login": image.registry_command("login", builder) or f"{builder} login {image.host}".rstrip(),
+              "create": image.registry_command("create_repository") or "create the repository first"}
     found = explain(topic, result.out, **values)
     return found[0].fix if found else f"its output says why; {builder} {topic} by hand shows the same"
 

@@ -64,16 +64,15 @@ def prepare_launch(spec: RunSpec, shell: Shell, notify: Notify, *, context: str 
     """Check everything and create nothing. Raises if the run does not fit or cannot be launched."""
     try:
         backend = backend_for(spec, shell, notify, context=context)
-        is_serving = spec.place.target in SERVE_TARGETS
         if isinstance(backend, Local):
-            spec = spec if is_serving else resolve_from_data(spec)
+            spec = resolve_from_data(spec)
         else:
             spec, unread = resolve_if_readable(spec)
             if unread:
                 notify(unread)
         estimate = None
-        if is_serving:
-            estimate = None if isinstance(backend, Local) else estimate_server(spec)
+        if spec.place.target in SERVE_TARGETS:
+            estimate = estimate_server(spec)
         elif spec.place.machine or spec.place.cloud:
             estimate = estimate_launch(spec)
         if estimate is not None and not estimate.fits:

@@ -187,7 +187,6 @@ class RunStatusList:
 
     runs: tuple[RunStatus, ...]
     unreadable: tuple[Path, ...]  # Files of the registry.
-    num_local_runs: int  # Run directories in ./runs, which `embark watch` shows.
 
 
 def run_status(run: RunRecord, shell: Shell, notify: Notify, *, is_hasty: bool = False) -> RunStatus:
@@ -218,8 +217,7 @@ def list_statuses(shell: Shell, notify: Notify, *, context: str = "") -> RunStat
             row = replace(_make(run, Status(state="gone", reason=error.what, fix=error.fix)), state="unknown")
         is_ambiguous = names.count(row.name) > 1
         rows.append(replace(row, name=f"{row.name}@{location_hash(run.handle)}") if is_ambiguous else row)
-    local = list(Path(RUNS_FOLDER).glob(f"*/{EVENTS}")) if not rows else []
-    return RunStatusList(runs=tuple(rows), unreadable=found.broken, num_local_runs=len(local))
+    return RunStatusList(runs=tuple(rows), unreadable=found.broken)
 
 
 def _explain_gone(run: RunRecord, status: Status) -> Status:

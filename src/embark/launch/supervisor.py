@@ -13,6 +13,7 @@ line of JSON:
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import json
 import os
@@ -25,7 +26,6 @@ from pathlib import Path
 from typing import IO, Any
 
 JOB, STARTED, STATE, ENDED, LOG = "job.json", "started.json", "state.json", "ended.json", "log"
-CHILD = "child.json"  # The process of the current attempt: it may outlive a supervisor that is killed.
 MAX_LINE_BYTES = 1 << 20
 START_S = 20.0
 POLL_S = 0.2
@@ -33,6 +33,8 @@ CANNOT_START = 127  # A shell's exit code for it.
 PREEMPTED = 75
 MAX_FAULTS = 10
 GOOD_S = 600.0  # An attempt that lasted so long resets the count of faults.
+LIBC = ctypes.CDLL(None)
+PR_SET_PDEATHSIG = 1  # From <linux/prctl.h>.
 DRAIN_S = 10.0  # Time to read the rest if a descendant of the process holds its output open.
 
 
@@ -45,19 +47,15 @@ def main(command: str, folder: Path, *rest: str) -> None:
 
 
 def send_signal(folder: Path, command: str) -> None:
-    """Signal the supervisor, which passes it on; if that was killed, the process that it left behind."""
-    supervisor, child = pid_of(folder / STARTED), pid_of(folder / CHILD)
-    if command == "kill":
-        for pid in [supervisor, *descendants(supervisor), child, *descendants(child)]:
-            kill(pid, signal.SIGKILL)
-    elif supervisor:
+    """Signal the supervisor, which passes it on."""
+    supervisor = pid_of(folder / STARTED)
+    if command != "kill":
         kill(supervisor, signal.SIGTERM if command == "stop" else signal.SIGUSR1)
         return
-    else:
-        kill(child, signal.SIGTERM)
-    if command != "restart" and read(folder / ENDED) is None:  # nobody else records it
-        code = 128 + (signal.SIGKILL if command == "kill" else signal.SIGTERM)
-        write(folder / ENDED, json.dumps({"code": code, "was_stopped": True, "time_s": time.time()}))
+    for pid in [supervisor, *descendants(supervisor)]:
+        kill(pid, signal.SIGKILL)
+    if read(folder / ENDED) is None:  # nobody else records it
+        write(folder / ENDED, json.dumps({"code": 137, "was_stopped": True, "time_s": time.time()}))
 
 
 def kill(pid: int, number: int) -> None:
@@ -86,9 +84,8 @@ def status(folder: Path) -> dict[str, Any]:
     """Return the fields of `SupervisorState`. They are read in this order, because the job may end between two
     reads."""
     started, alive = read(folder / STARTED) or {}, is_alive(folder)
-    orphan = 0 if not alive or pid_of(folder / STARTED) else pid_of(folder / CHILD)
     state, ended = read(folder / STATE) or {}, read(folder / ENDED) or {}
-    return {"is_alive": alive, "pid": started.get("pid", 0), "orphan": orphan, "started_s": started.get("time_s"),
+    return {"is_alive": alive, "pid": started.get("pid", 0), "started_s": started.get("time_s"),
             "phase": state.get("phase", ""), "num_restarts": state.get("num_restarts", 0),
             "last_code": state.get("last_code", 0), "code": ended.get("code"),
             "was_stopped": ended.get("was_stopped", False), "ended_s": ended.get("time_s", 0.0)}
@@ -100,7 +97,7 @@ def start(folder: Path, *, is_fresh: bool) -> None:
         if is_alive(folder):
             return
         if is_fresh:
-            for name in (STARTED, CHILD, STATE, ENDED, LOG):
+            for name in (STARTED, STATE, ENDED, LOG):
                 (folder / name).unlink(missing_ok=True)
         if read(folder / ENDED) is not None:
             return
@@ -194,12 +191,11 @@ class Supervisor:
         try:
             process = subprocess.Popen(
                 job["command"], cwd=job["cwd"] or str(self.folder), env={**os.environ, **job["env"]},
-                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, preexec_fn=end_with_parent)
         except OSError as error:
             self.write_line(f"embark: cannot be started: {error}".encode())
             return CANNOT_START
         self.process = process
-        write(self.folder / CHILD, json.dumps({"pid": process.pid, "mark": mark_of(process.pid)}))
         reader = threading.Thread(target=self.copy_output, args=(process.stdout,), daemon=True)
         reader.start()
         if self.is_stopping:  # the signal came before there was a process to pass it to
@@ -232,7 +228,12 @@ class Supervisor:
 
 
 def is_alive(folder: Path) -> bool:
-    return bool(pid_of(folder / STARTED) or pid_of(folder / CHILD))
+    return bool(pid_of(folder / STARTED))
+
+
+def end_with_parent() -> None:
+    """Get SIGTERM, on which the trainer saves, if the supervisor is killed."""
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def pid_of(path: Path) -> int:

@@ -18,9 +18,8 @@ from typing import TypeVar
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch import supervisor
-from embark.launch.backend import LogLine, Replica, State, Status, explain_exit, time_ns
-from embark.launch.log_tail import LogSource
-from embark.launch.shell import CommandResult, LineStream, Notify, Shell
+from embark.launch.backend import LogLine, LogSource, Replica, Status, explain_exit, time_ns
+from embark.launch.shell import CommandResult, Notify, Shell
 from embark.render.job import EXITS
 
 PROGRAM = Path(supervisor.__file__)
@@ -47,7 +46,6 @@ class SupervisorState:
 
     is_alive: bool = False
     pid: int = 0
-    orphan: int = 0  # The process that runs on where the supervisor was killed; it is not restarted.
     started_s: float | None = None
     phase: str = ""  # `running`, or `waiting` between two attempts.
     num_restarts: int = 0
@@ -77,27 +75,24 @@ def status_of(states: Mapping[int, SupervisorState | None], names: Mapping[int, 
     since_s = min((one.started_s for one in known if one.started_s), default=None)
     num_restarts = max((one.num_restarts for one in known), default=0)
 
-    def status(state: State, reason: str = "", fix: str = "") -> Status:
-        return Status(state=state, reason=reason, fix=fix, replicas=replicas, since_s=since_s,
-                      num_restarts=num_restarts)
-
+    status = Status("running", replicas=replicas, since_s=since_s, num_restarts=num_restarts)
     done = [one.ended_s for one in known if one.code == 0]
     lasted = format_duration(max((one.ended_s for one in known), default=0.0) - since_s) if since_s else "a while"
     if done:  # all ranks make the last save together, so where one has ended well, all have trained to the end
-        return status("succeeded", f"took {lasted}")
+        return status.become("succeeded", f"took {lasted}")
     for index, one in sorted(states.items()):
         if one is not None and one.code not in (None, 0) and not one.was_stopped:
             why = explain_exit(one.code or 0)
-            return status("failed", f"{names[index]}: {why.text}, after {lasted}", why.fix)
+            return status.become("failed", f"{names[index]}: {why.text}, after {lasted}", why.fix)
     if any(one.was_stopped for one in known):
-        return status("gone", f"stopped after {lasted}", f"its checkpoints are in {run_uri}")
+        return status.become("gone", f"stopped after {lasted}", f"its checkpoints are in {run_uri}")
     silent = [names[index] for index, one in sorted(states.items()) if one is None]
     if silent:
-        return status("restarting", f"{', '.join(silent)} does not answer")
+        return status.become("restarting", f"{', '.join(silent)} does not answer")
     troubled = [replica for replica in replicas if replica.state in ("lost", "restarting")]
     if troubled:
-        return status("restarting", f"{troubled[0].name}: {troubled[0].why}")
-    return status("running")
+        return status.become("restarting", f"{troubled[0].name}: {troubled[0].why}")
+    return status
 
 
 def _replica(name: str, index: int, state: SupervisorState | None) -> Replica:
@@ -109,9 +104,6 @@ def _replica(name: str, index: int, state: SupervisorState | None) -> Replica:
         return Replica(name, index, "lost", "its ranks are gone: the machine was rebooted, or they were killed")
     if state.phase == "waiting":
         return Replica(name, index, "restarting", explain_exit(state.last_code).text)
-    if state.orphan:
-        why = f"process {state.orphan}; its supervisor was killed, so nothing restarts it"
-        return Replica(name, index, "running", why)
     restarts = f"restarted {pluralize(state.num_restarts, 'time')}" if state.num_restarts else ""
     return Replica(name, index, "running", restarts)
 
@@ -264,15 +256,13 @@ class SupervisorClient:
         return [self._log_source(host, positions.setdefault(host.index, LogPosition())) for host in hosts]
 
     def _log_source(self, host: Host, position: LogPosition) -> LogSource:
-        def open_log(is_live: bool) -> LineStream:
-            return self._shell.lines(host.command(position.tail_line(host.folder, is_live=is_live)))
-
         def on_failure(done: CommandResult) -> None:
             if not position.has_failed:
                 position.has_failed = True
                 self._notify(f"the connection to {host.name} was cut: {to_one_line(done.err)[:200]}; reconnecting")
 
-        return LogSource(str(host.index), open_log, lambda text: position.parse(host, text), on_failure)
+        stream = self._shell.lines(host.command(position.tail_line(host.folder)))
+        return LogSource(stream, lambda text: position.parse(host, text), on_failure)
 
     def _send(self, hosts: Sequence[Host], command: str) -> None:
         self._all(hosts, lambda host: self._shell.change(host.command(host.supervisor(command)), timeout_s=CALL_S))
@@ -293,12 +283,11 @@ class LogPosition:
     num_read: int = 0
     has_failed: bool = False  # Its stream has failed since its last line.
 
-    def tail_line(self, folder: str, *, is_live: bool) -> str:
+    def tail_line(self, folder: str) -> str:
         """Return the shell line that prints `log ID`, then the lines that were not read yet."""
-        follow = "--follow " if is_live else ""
         return (f"cd {shlex.quote(folder)} && [ -e {supervisor.LOG} ] || exit 0; id=$(stat -c %i.%W {supervisor.LOG}); "
                 f"echo log $id; first=1; if [ $id = {self.log_id or '-'} ]; then first={self.num_read + 1}; fi; "
-                f"exec tail --lines=+$first {follow}{supervisor.LOG}")
+                f"exec tail --lines=+$first {supervisor.LOG}")
 
     def parse(self, host: Host, text: str) -> LogLine | None:
         stamp, _, rest = text.partition(" ")

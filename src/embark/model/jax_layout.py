@@ -1,8 +1,8 @@
 """How the JAX trainer lays tables out: on which device each row lies, and in which row of what that device holds.
 
-Tables of one width are one array, `[devices, rows, width]`, a part on each device. Cut by rows, a table gives row `i`
-to device `(i + shift) % devices`: neighbours, of which the first are the most wanted where ids go by falling count,
-lie on all devices, and the shift lets each table begin on another. Cut by tables, it lies complete on one.
+Tables of one width are one array, `[devices, rows, width]`, a part on each device. Row `i` of a table is on device
+`(i + shift) % devices`: neighbours, of which the first are the most wanted where ids go by falling count, lie on all
+devices, and the shift lets each table begin on another.
 """
 
 import math
@@ -18,13 +18,12 @@ from embark.errors import Mistake, SpecError, UserError
 from embark.model.engine_selection import regularization_of
 from embark.model.placement import Placement, Shard, table_value_bytes
 from embark.model.steps import samples_per_rank
-from embark.model.work import distinct
 from embark.spec import RunSpec, Table
 
 MAX_ROWS = 2**31 - 2**24
 """The most rows of a group on all devices together: rows are numbered in 32 bits, and some numbers mean none."""
 KINDS = ("dlrm", "dcnv2")
-SHARDINGS = ("auto", "row_wise", "table_wise")
+SHARDINGS = ("auto", "row_wise")
 TABLE_OPTIMIZERS = ("sgd", "adagrad", "rowwise_adagrad")
 HEADROOM = 1.25  # Factor over the number of rows that two devices are expected to exchange.
 MAX_IN_FLIGHT = 8  # Steps that the host may be ahead of the devices; each has a batch on the device.
@@ -38,15 +37,12 @@ class TablePlacement:
 
     table: Table
     feature: int  # Index among all tables.
-    is_by_rows: bool
-    shift: int  # The device of row 0 of a table cut by rows, or the device that has a whole table.
-    first_row: int  # Index of the table's first row on each device that has rows of it.
+    shift: int  # The device of row 0.
+    first_row: int  # Index of the table's first row on each device.
     num_rows: int  # Rows that are reserved for the table on a device.
 
     def rows_on(self, device: int, num_devices: int) -> range:
         """Return the table's rows that lie on `device`, one after another from `first_row` on."""
-        if not self.is_by_rows:
-            return range(self.table.rows if device == self.shift else 0)
         return range((device - self.shift) % num_devices, self.table.rows, num_devices)
 
 
@@ -88,15 +84,17 @@ class Layout:
     num_devices: int
     num_columns: int  # Columns of ids in a batch: `multi_hot` for each table.
 
+    @property
+    def sharding(self) -> str:
+        return "row_wise" if self.num_devices > 1 else "table_wise"
+
     def described(self, spec: RunSpec) -> dict[str, Any]:
         """Return plain values for the `plan` event and `plan.txt`."""
         size = table_value_bytes(spec)
         placed = sorted(((p, g) for g in self.groups for p in g.places), key=lambda pair: pair[0].feature)
         tables = [
             {"table": p.table.name, "rows": p.table.rows, "dim": g.dim,
-             "sharding": "row_wise" if p.is_by_rows else "table_wise",
-             "kernel": "jax",
-             "ranks": list(range(self.num_devices)) if p.is_by_rows else [p.shift],
+             "sharding": self.sharding, "kernel": "jax", "ranks": list(range(self.num_devices)),
              "bytes": p.table.rows * g.dim * size}
             for p, g in placed
         ]
@@ -107,9 +105,8 @@ class Layout:
         """Return the layout as a plan has it."""
         shards = [Shard(p.table.name, device, num_rows, g.dim) for g in self.groups for p in g.places
                   for device in range(self.num_devices) if (num_rows := len(p.rows_on(device, self.num_devices)))]
-        kinds = {p.table.name: "row_wise" if p.is_by_rows else "table_wise" for g in self.groups for p in g.places}
-        return Placement(self.num_devices, tuple(shards), {t.name: kinds[t.name] for t in spec.model.table_list()},
-                         "JAX's trainer")
+        return Placement(self.num_devices, tuple(shards), dict.fromkeys(
+            (t.name for t in spec.model.table_list()), self.sharding), "JAX's trainer")
 
 
 def check_supported(spec: RunSpec) -> None:
@@ -143,23 +140,10 @@ def check_supported(spec: RunSpec) -> None:
 
 
 def expected_capacities(spec: RunSpec, layout: Layout) -> tuple[int, ...]:
-    """Return for each group the rows that a device may ask of another at a time, where there is no data to look at.
-
-    Cut by rows, no two ids are taken to be the same; cut by tables, the spec's distribution of ids counts.
-    """
-    per_device = spec.train.batch_size // layout.num_devices
-    found = []
-    for group in layout.groups:
-        most = per_device * len(group.columns)
-        requested = most / layout.num_devices
-        if not group.places[0].is_by_rows:
-            by_device = [0.0] * layout.num_devices
-            for place in group.places:
-                by_device[place.shift] += distinct(per_device * place.table.multi_hot, place.table.rows,
-                                                   spec.data.zipf_exponent)
-            requested = max(by_device)
-        found.append(capacity_for(requested, most, layout.num_devices))
-    return tuple(found)
+    """Return for each group the rows that a device may ask of another at a time, where there is no data to look at: no
+    two ids are taken to be the same."""
+    most = [spec.train.batch_size // layout.num_devices * len(group.columns) for group in layout.groups]
+    return tuple(capacity_for(num / layout.num_devices, num, layout.num_devices) for num in most)
 
 
 def capacity_for(requested: float, most: int, num_devices: int) -> int:
@@ -169,14 +153,13 @@ def capacity_for(requested: float, most: int, num_devices: int) -> int:
 
 
 def make_layout(spec: RunSpec, num_devices: int, line_width: int = 0) -> Layout:
-    """Cut tables by rows unless the spec says by tables; with one device there is nothing to cut.
+    """Cut tables by rows.
 
     `line_width`: numbers in a line of the device's memory, where it has lines. Raises `UserError` for what the trainer
     cannot do.
     """
     check_supported(spec)
     samples_per_rank(spec.train.batch_size, num_devices, "devices")
-    is_by_rows = spec.train.sharding != "table_wise" and num_devices > 1
     tables = spec.model.table_list()
     starts = [0, *accumulate(t.multi_hot for t in tables[:-1])]
     groups = []
@@ -184,7 +167,7 @@ def make_layout(spec: RunSpec, num_devices: int, line_width: int = 0) -> Layout:
         for features in _split([f for f, t in enumerate(tables) if t.dim == dim], tables):
             # What is rounded to 16 bits is written row by row, and two of a line could not be at once.
             per_line = line_width // dim if spec.train.table_dtype == "fp32" and line_width % dim == 0 else 1
-            groups.append(_group(features, tables, starts, num_devices, max(1, per_line), is_by_rows=is_by_rows))
+            groups.append(_group(features, tables, starts, num_devices, max(1, per_line)))
     return Layout(tuple(groups), num_devices, sum(t.multi_hot for t in tables))
 
 
@@ -206,27 +189,14 @@ def _split(features: list[int], tables: Sequence[Table]) -> list[list[int]]:
 
 
 def _group(
-    features: list[int], tables: Sequence[Table], starts: list[int], num_devices: int, per_line: int, *,
-    is_by_rows: bool,
+    features: list[int], tables: Sequence[Table], starts: list[int], num_devices: int, per_line: int
 ) -> Group:
-    filled = [0] * num_devices
-    placed: dict[int, TablePlacement] = {}
-    order = features if is_by_rows else sorted(features, key=lambda f: -tables[f].rows)
-    for number, feature in enumerate(order):
-        table = tables[feature]
-        if is_by_rows:
-            num_rows, first = -(-table.rows // num_devices), filled[0]
-            placed[feature] = TablePlacement(table, feature, True, number % num_devices, first, num_rows)
-            filled = [first + num_rows] * num_devices
-        else:
-            device = filled.index(min(filled))
-            placed[feature] = TablePlacement(table, feature, False, device, filled[device], table.rows)
-            filled[device] += table.rows
+    places, filled = [], 0
+    for number, feature in enumerate(features):
+        num_rows = -(-tables[feature].rows // num_devices)
+        places.append(TablePlacement(tables[feature], feature, number % num_devices, filled, num_rows))
+        filled += num_rows
     columns = [starts[f] + hot for f in features for hot in range(tables[f].multi_hot)]
     place_of_column = [i for i, f in enumerate(features) for _ in range(tables[f].multi_hot)]
-    rows = -(-max(filled) // per_line) * per_line
-    if rows * num_devices > MAX_ROWS:
-        raise UserError(f"{rows:,} rows on each of {num_devices} devices are more than 32 bits can number",
-                        fix='train.sharding = "row_wise"')
-    return Group(tuple(placed[f] for f in features), tables[features[0]].dim or 0, rows, per_line,
+    return Group(tuple(places), tables[features[0]].dim or 0, -(-filled // per_line) * per_line, per_line,
                  tuple(columns), tuple(place_of_column))

@@ -240,7 +240,7 @@ def _state_bytes_per_row(spec: RunSpec, table: StoredTable, shard: Shard) -> flo
 
 
 def _mlp(width: int, sizes: tuple[int, ...]) -> tuple[Linear, ...]:
-    return tuple(Linear(a, b) for a, b in zip((width, *sizes), sizes, strict=False))
+    return tuple(Linear(*pair) for pair in _widths(width, sizes))
 
 
 NUM_TIME_BUCKETS = 32  # Powers of two of seconds: the last bucket begins after 68 years.
@@ -248,7 +248,7 @@ DIN_UNITS = (64, 16)  # Widths of the layers that weigh one item of the history.
 
 
 class Counts:
-    """Adds up weights, arithmetic and what autograd keeps."""
+    """Adds up weights, arithmetic and the values that autograd keeps: the outputs of layers and others."""
 
     def __init__(self) -> None:
         self.num_values = self.num_layers = 0
@@ -261,18 +261,14 @@ class Counts:
         self.flops_per_sample += 6 * mean_rows * num_in * num_out
         self.output_width += max_rows * num_out
 
+    def mlp(self, width: int, sizes: tuple[int, ...]) -> None:
+        for pair in _widths(width, sizes):
+            self.linear(*pair)
+
     def products(self, mean_pairs: float, dim: int) -> None:
         """Add dot products of rows."""
         self.num_layers += 1
         self.flops_per_sample += 6 * mean_pairs * dim
-
-    def weights(self, num: int) -> None:
-        """Add weights that take no arithmetic to speak of."""
-        self.num_values += num
-
-    def kept(self, values: float) -> None:
-        """Add values that autograd keeps in addition to the outputs of layers."""
-        self.output_width += values
 
 
 def count_sequence_model(model: ModelSpec) -> Counts:
@@ -281,11 +277,9 @@ def count_sequence_model(model: ModelSpec) -> Counts:
     history = model.feature(roles.history)
     dim, mean, longest = history.dim or 0, history.mean_ids, float(history.multi_hot)
     if model.kind == "din":
-        width = 4 * dim
-        counts.kept(longest * (4 + 2) * dim)  # the items beside the candidate; what is weighed
-        for units in (*DIN_UNITS, 1):
-            counts.linear(width, units, mean, longest)
-            width = units
+        counts.output_width += longest * (4 + 2) * dim  # the items beside the candidate; what is weighed
+        for pair in _widths(4 * dim, (*DIN_UNITS, 1)):
+            counts.linear(*pair, mean, longest)
         _count_head(counts, model, 3 * dim)
         return counts
     change = -1 if roles.is_next_item else 1  # the last item is only predicted; the candidate comes behind the history
@@ -294,7 +288,7 @@ def count_sequence_model(model: ModelSpec) -> Counts:
     if roles.is_next_item:
         negatives = model.feature(roles.negatives)
         counts.products(mean * (negatives.mean_ids + 1), dim)
-        counts.kept(2 * longest * negatives.multi_hot)
+        counts.output_width += 2 * longest * negatives.multi_hot
     else:
         _count_head(counts, model, dim)
     return counts
@@ -306,20 +300,21 @@ def _count_encoder(counts: Counts, model: ModelSpec, dim: int, mean: float, long
     Scores are not counted as kept: kernels on a GPU compute them again.
     """
     has_times = bool(model.sequence.times)
-    counts.weights(int(longest) * dim + 2 * dim)  # positions, and the last normalization
-    counts.weights(NUM_TIME_BUCKETS * dim if has_times and model.kind == "sasrec" else 0)
-    counts.kept(3 * longest * dim)
+    counts.num_values += int(longest) * dim + 2 * dim  # positions, and the last normalization
+    counts.num_values += NUM_TIME_BUCKETS * dim if has_times and model.kind == "sasrec" else 0
+    counts.output_width += 3 * longest * dim
     for _ in range(model.sequence.num_blocks):
-        counts.weights(4 * dim)  # two normalizations
+        counts.num_values += 4 * dim  # two normalizations
         counts.products(2 * mean * (mean + 1) / 2, dim)
         if model.kind == "hstu":
-            counts.weights(2 * int(longest) - 1 + (NUM_TIME_BUCKETS if has_times else 0))
+            counts.num_values += 2 * int(longest) - 1 + (NUM_TIME_BUCKETS if has_times else 0)
             counts.linear(dim, 4 * dim, mean, longest)
-            counts.kept(longest * (4 + 5) * dim)  # after SiLU; normalized, attended, normalized, gated, dropped
+            # After SiLU; normalized, attended, normalized, gated, dropped.
+            counts.output_width += longest * (4 + 5) * dim
             counts.linear(dim, dim, mean, longest)
         else:
             counts.linear(dim, 3 * dim, mean, longest)
-            counts.kept(longest * 8 * dim)
+            counts.output_width += longest * 8 * dim
             for _ in range(3):
                 counts.linear(dim, dim, mean, longest)
 
@@ -327,16 +322,10 @@ def _count_encoder(counts: Counts, model: ModelSpec, dim: int, mean: float, long
 def _count_head(counts: Counts, model: ModelSpec, width: int) -> None:
     roles = (model.sequence.history, model.sequence.candidate, model.sequence.times)
     if model.num_dense:
-        _count_mlp(counts, model.num_dense, (*model.bottom_mlp, model.embedding_dim))
+        counts.mlp(model.num_dense, (*model.bottom_mlp, model.embedding_dim))
         width += model.embedding_dim
     width += sum(table.dim or 0 for table in model.table_list() if table.name not in roles)
-    _count_mlp(counts, width, (*model.top_mlp, 1))
-
-
-def _count_mlp(counts: Counts, width: int, sizes: tuple[int, ...]) -> None:
-    for size in sizes:
-        counts.linear(width, size)
-        width = size
+    counts.mlp(width, (*model.top_mlp, 1))
 
 
 @dataclass(frozen=True, slots=True)

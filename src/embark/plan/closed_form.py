@@ -289,12 +289,8 @@ class _Packing:
         return used
 
     def _in_a_group(self, option: Option) -> list[int] | None:
-        first = min(range(len(self.group_s)), key=self.group_s.__getitem__)
-        found = self._in_group(first, option)
-        if found is not None:
-            return found
         for group in sorted(range(len(self.group_s)), key=self.group_s.__getitem__):
-            found = None if group == first else self._in_group(group, option)
+            found = self._in_group(group, option)
             if found is not None:
                 return found
         return None

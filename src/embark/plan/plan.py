@@ -93,7 +93,6 @@ class CatalogPlan:
     workload: Workload
     bounds: Bounds
     sentence: str
-    picture: str = ""  # The file that its chart was written to.
 
     @property
     def is_ok(self) -> bool:
@@ -108,7 +107,6 @@ class CatalogPlan:
             "num_tried": found.num_tried,
             "ranked": [{**_row(e, found.purchase), "is_on_front": id(e) in on_front} for e in self.ranked],
             "unpriced": [e.setup.title for e in found.unpriced], "too_small": [s.machine.name for s in found.too_small],
-            "picture": self.picture,
         }
 
 

@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 from embark.catalog import Catalog, Gpu, load_catalog
 from embark.errors import UserError
 from embark.model.engine_selection import choose_precision, cuda_graph_obstacle, select_engine
-from embark.model.jax_layout import LINE_WIDTHS, make_layout
 from embark.model.placement import Cluster, Placement, Planner, TooLarge, all_table_bytes
 from embark.plan.calibration import Calibration, MemoryFit, calibration_for, calibration_here, cpu_calibration
 from embark.plan.closed_form import closed_form
 from embark.plan.memory import MEMORY, device_parts, host_parts, with_own_input
 from embark.plan.prediction import GIB, MemoryUse, Prediction, Setup, StepTime, refused
 from embark.plan.step_time import step_time
-from embark.plan.tpu import chip_memory, predict_on_tpu, tpu_step_time
+from embark.plan.tpu import predict_on_tpu
 from embark.plan.workload import dense_notes
 from embark.spec import RunSpec
 from embark.spec.section import remembered
@@ -100,14 +99,9 @@ def predict_cluster(
     step = None
     if memory.fits and engine in calibration.engines:
         step = step_time(spec, placement, cluster, engine, precision, calibration,
-                         draws_samples=is_local and draws_samples(spec))
+                         draws_samples=is_local and spec.data.kind == "synthetic")
     return ClusterPrediction(engine, engine_why, placement, memory, step,
                              explain_fit(spec, cluster, placement, memory))
-
-
-def draws_samples(spec: RunSpec) -> bool:
-    """Return whether samples are drawn as the run goes on."""
-    return spec.data.kind == "synthetic" and not spec.data.drift.is_on
 
 
 def fits_without_tables(setup: Setup) -> bool:
@@ -187,12 +181,10 @@ def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
 
     The trainer sets them beside what it measures.
     """
-    if here["engine"] == "jax" or here["device"] == "tpu":
-        return _predict_local_tpu(spec, here)
     engine, precision, num_ranks = here["engine"], here["precision"], here["world_size"]
     is_cpu = here["device"] == "cpu"
     gpu = None if is_cpu else match_gpu(here["device_name"], here["device_bytes"], load_catalog())
-    if not is_cpu and gpu is None:
+    if engine == "jax" or (gpu is None and not is_cpu):
         return None
     calibration = cpu_calibration() if gpu is None else calibration_here(gpu)
     if engine not in calibration.engines:
@@ -203,32 +195,13 @@ def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
     except TooLarge:
         return None
     step = step_time(spec, placement, cluster, engine, precision, calibration,
-                     draws_samples=draws_samples(spec))
+                     draws_samples=spec.data.kind == "synthetic")
     parts = (host_parts(spec, placement, num_ranks, calibration, is_cpu=True, precision=precision)
              if is_cpu else
              with_own_input(device_parts(spec, placement, engine, precision, calibration), spec, engine, num_ranks))
     is_calibrated = step.is_calibrated and (not is_cpu or calibration.title == here["device_name"])
-    return _local_values(step, parts, num_ranks if is_cpu else 1, is_calibrated=is_calibrated)
-
-
-def _predict_local_tpu(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
-    """Predict TPUs from their datasheets; None for JAX on a GPU or a CPU, which was not calibrated."""
-    is_known = here["device"] == "tpu" and here["engine"] == "jax"
-    chip = match_tpu(here["device_name"], load_catalog()) if is_known else None
-    if chip is None:
-        return None
-    try:
-        layout = make_layout(spec, here["world_size"], LINE_WIDTHS["tpu"])
-    except UserError:
-        return None
-    parts = chip_memory(spec, layout, here["precision"], chip.name).parts()
-    step = tpu_step_time(spec, chip, layout, here["precision"], chips_per_host=here["local_world_size"])
-    return _local_values(step, parts, 1, is_calibrated=False)
-
-
-def _local_values(step: StepTime, parts: dict[str, float], num_ranks: int, *, is_calibrated: bool) -> dict[str, Any]:
     return {"step_s": step.total_s, "is_calibrated": is_calibrated, "bound_by": step.bound_by,
-            "peak_bytes": sum(parts.values()) / num_ranks, "parts": parts, "basis": step.basis}
+            "peak_bytes": sum(parts.values()) / (num_ranks if is_cpu else 1), "parts": parts, "basis": step.basis}
 
 
 def match_gpu(title: str, memory_bytes: float, catalog: Catalog) -> Gpu | None:
@@ -239,16 +212,3 @@ def match_gpu(title: str, memory_bytes: float, catalog: Catalog) -> Gpu | None:
     words = set(re.split(r"[\s\-_]+", title.upper()))
     named = [g for g in catalog.gpus.values() if g.kind == "gpu" and g.name.upper().split("-")[0] in words]
     return min(named, key=lambda g: abs(g.memory_mib * 1024.0**2 - memory_bytes), default=None)
-
-
-def match_tpu(title: str, catalog: Catalog) -> Gpu | None:
-    """Return the catalog's TPU of JAX's title, as TPU-v5e for `TPU v5 lite`.
-
-    Older kinds are None: JAX counts their cores, two a chip, and the catalog counts chips.
-    """
-    found = re.search(r"TPU v([4-9])\s*(lite|e|p)?", title)
-    if found is None:
-        return None
-    version, kind = found[1], {"lite": "e", "e": "e", "p": "p"}.get(found[2] or "", "")
-    names = (f"TPU-v{version}{kind}",) if kind else (f"TPU-v{version}", f"TPU-v{version}p")
-    return next((catalog.gpus[name] for name in names if name in catalog.gpus), None)

@@ -20,7 +20,6 @@ Order = Literal["dollars", "hours"]
 MAX_NODES = 16
 LEAST_GAIN = 0.02
 """A time shorter by less than this is no shorter: no prediction is that exact, and most are printed alike."""
-BEYOND = 4.0  # A chart shows offers up to this many times the longest time and highest cost of the front.
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,15 +191,6 @@ def pareto_front(found: Iterable[Estimate], purchase: Purchase) -> list[Estimate
             kept.append(estimate)
             fastest_s = total_s
     return kept[::-1]
-
-
-def near_front(found: Survey) -> list[Estimate]:
-    """Return the front, and offers up to `BEYOND` times its longest time and highest cost."""
-    best = pareto_front(found.fitting, found.purchase) or list(found.fitting)
-    most_s = BEYOND * max((e.total_s(found.purchase) or 0.0 for e in best), default=0.0)
-    most_usd = BEYOND * max((e.total_usd(found.purchase) or 0.0 for e in best), default=0.0)
-    return [e for e in found.fitting
-            if (e.total_s(found.purchase) or 0.0) <= most_s and (e.total_usd(found.purchase) or 0.0) <= most_usd]
 
 
 def node_counts(machine: Machine, batch_size: int, max_nodes: int) -> list[int]:

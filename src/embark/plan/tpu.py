@@ -50,20 +50,6 @@ class ChipMemory:
     step: float  # Rows exchanged between chips, activations and gradients, at the peak of a step.
     program: float
 
-    @property
-    def arguments(self) -> float:
-        """The bytes that the compiler counts as arguments: all inputs of a step."""
-        return self.tables + self.state + self.dense + self.batch
-
-    @property
-    def temporaries(self) -> float:
-        return self.copies + self.step
-
-    @property
-    def compiled(self) -> float:
-        """The bytes that the compiler counts in total."""
-        return self.arguments + self.temporaries + self.program
-
     def parts(self) -> dict[str, float]:
         """Return the parts that are there, by name."""
         named = {
@@ -100,13 +86,6 @@ def predict_on_tpu(setup: Setup, cluster: Cluster) -> Prediction:
                   f"at every step, {chip.copies / GIB:,.1f} GiB; take a width that divides 128 (in fp32) or is a "
                   "multiple of it",)
     return Prediction(setup, ENGINE, ENGINE_WHY, placement, memory, step, memory.fits, _why(setup, memory), notes)
-
-
-def planned_chip_memory(spec: RunSpec, topology: str, num_chips: int) -> ChipMemory:
-    """Return the memory of each chip of a topology such as `v5e:2x4`."""
-    layout = make_layout(spec, num_chips, LINE_WIDTHS["tpu"])
-    precision = choose_precision(spec.train, has_matrix_bf16=True)
-    return chip_memory(spec, layout, precision, f"TPU-{topology.partition(':')[0]}")
 
 
 def _refusal(error: UserError) -> str:
@@ -245,8 +224,8 @@ def _in_hbm(peak: float, vmem_bytes: float) -> float:
 
 
 def tpu_step_time(
-    spec: RunSpec, chip: Gpu, layout: Layout, precision: str, *, chips_per_host: int,
-    network_gbyte_per_s: float = 0.0, num_slices: int = 1,
+    spec: RunSpec, chip: Gpu, layout: Layout, precision: str, *, chips_per_host: int, network_gbyte_per_s: float,
+    num_slices: int,
 ) -> StepTime:
     """Return what bytes and arithmetic alone take. A step is never faster; how much slower it is, nobody has
     measured."""

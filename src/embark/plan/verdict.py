@@ -100,12 +100,8 @@ def describe_run(bill: Bill) -> str:
     return f"the run takes {format_duration(bill.time.total_s)} and {money}"
 
 
-def find_alternatives(estimate: Estimate, estimator: Estimator, max_nodes: int = MAX_NODES) -> list[Alternative]:
-    """Return more of the same machine, a larger one of its cloud in the same number, the cheapest anywhere."""
-    return _search(estimate, estimator, max_nodes)[0]
-
-
 def _search(estimate: Estimate, estimator: Estimator, max_nodes: int) -> tuple[list[Alternative], Survey]:
+    """Find more of the same machine, a larger one of its cloud in the same number, and the cheapest anywhere."""
     setup = estimate.setup
     found: list[Alternative] = []
     if (more := _more_of_it(estimator, setup.machine, setup.num_nodes)) is not None:

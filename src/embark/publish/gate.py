@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain
 from typing import Any
@@ -55,8 +55,8 @@ class EarlierGate:
 
     auc: Estimate | None
     sums: Mapping[str, tuple[float, float]]  # Sum of the predictions and of the labels, by slice.
-    score_edges: Sequence[float] = ()
-    score_counts: Mapping[str, Sequence[int]] = field(default_factory=dict)  # Scores between the edges, by slice.
+    score_edges: Sequence[float]
+    score_counts: Mapping[str, Sequence[int]]  # Scores between the edges, by slice.
 
 
 @dataclass(frozen=True)
@@ -249,28 +249,16 @@ def _drift_test(one: ColumnDrift, bounds: PublishSpec) -> GateTest:
 
 def to_record(verdict: GateVerdict) -> dict[str, Any]:
     """Return the verdict as JSON to be stored beside the version."""
-    def test(one: GateTest) -> dict[str, Any]:
-        return {"test": one.name, "on": one.on, "value": one.value, "bound": one.bound, "passed": one.is_passed,
-                "standard_errors_beyond": one.errors if math.isfinite(one.errors) else None,
-                "rows": one.num_samples, "why": one.sentence}
+    def tests(several: Sequence[GateTest]) -> list[dict[str, Any]]:
+        return [{**asdict(one), "errors": one.errors if math.isfinite(one.errors) else None, "why": one.sentence}
+                for one in several]
 
-    return {"passed": verdict.is_passed, "why": verdict.why, "rows": verdict.rows, "num_samples": verdict.num_samples,
-            "num_tests": verdict.num_tests, "auc": verdict.auc, "auc_error": verdict.auc_error,
-            "log_loss": verdict.log_loss, "calibration": verdict.calibration, "notes": list(verdict.notes),
-            "sums": {name: list(both) for name, both in verdict.sums.items()},
-            "score_edges": list(verdict.score_edges),
-            "score_counts": {name: list(counts) for name, counts in verdict.score_counts.items()},
-            "refusals": [test(one) for one in verdict.refusals[:50]],
-            "on_all_rows": [test(one) for one in verdict.on_all_rows]}
+    return {**asdict(verdict), "passed": verdict.is_passed, "why": verdict.why,
+            "refusals": tests(verdict.refusals[:50]), "on_all_rows": tests(verdict.on_all_rows)}
 
 
-def earlier_gate(record: Mapping[str, Any]) -> EarlierGate | None:
-    """Read the published version's record."""
+def earlier_gate(record: Mapping[str, Any]) -> EarlierGate:
+    """Read the published version's record, which is empty if there was no gate."""
     auc, error = to_finite(record.get("auc")), to_finite(record.get("auc_error"))
-    found = EarlierGate(None if auc is None or error is None else Estimate(auc, error), {})
-    try:
-        return replace(found, sums={name: (float(one), float(other)) for name, (one, other) in record["sums"].items()},
-                       score_edges=[float(one) for one in record["score_edges"]], score_counts={
-                           name: [int(one) for one in counts] for name, counts in record["score_counts"].items()})
-    except (KeyError, TypeError, ValueError, AttributeError):  # published without a gate, or by another Embark
-        return found
+    return EarlierGate(None if auc is None or error is None else Estimate(auc, error), record.get("sums", {}),
+                       record.get("score_edges", ()), record.get("score_counts", {}))

@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from tempfile import TemporaryDirectory
 
 from embark.errors import DataError, EmbarkError, UserError
 from embark.export.artifact import (
@@ -56,22 +55,11 @@ class PublishResult:
     gate_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class CheckResult:
-    """The gate's verdict on a checkpoint that is not published."""
-
-    run: str
-    step: int
-    uri: str
-    published: int  # The version it is compared with; 0: none.
-    verdict: GateVerdict
-
-
 def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = ()) -> PublishResult:
     """Write the newest checkpoint of a run as the next version at `to` (by default `publish.to`), as a delta if that is
     smaller, and make it current if it passes the gate. A checkpoint that has its verdict is left alone. `sets` are
     `publish.key=value` settings over the run's spec."""
-    trained = _find(run, sets=sets)
+    trained = _find(run, sets)
     bounds = trained.spec.publish.model_copy(update={} if gate else {"gate": False})
     uri = export_uri(trained, to or bounds.to)
     versions = open_versions(uri)
@@ -98,18 +86,6 @@ def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = 
     return replace(found, verdict=verdict, export_s=exported_s - started_s, gate_s=time.perf_counter() - exported_s)
 
 
-def check(run: str, *, to: str = "", step: int | None = None, sets: Sequence[str] = ()) -> CheckResult:
-    """Judge a checkpoint, by default the newest, against what is published, and write nothing."""
-    trained = _find(run, step, sets)
-    bounds = trained.spec.publish
-    uri = export_uri(trained, to or bounds.to)
-    versions = open_versions(uri)
-    with TemporaryDirectory(prefix="embark-check-") as folder, open_gate_rows(trained, bounds) as rows:
-        write_version(read_contents(trained, bounds.tables, build_index), folder)
-        verdict = _judged(trained, rows, open_artifact(folder), versions, bounds)
-    return CheckResult(trained.run_dir.uri, trained.checkpoint.step, uri, current_version(versions), verdict)
-
-
 def watch(
     run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = (),
     on_result: Callable[[PublishResult], None], on_error: Callable[[EmbarkError], None], is_stopped: Callable[[], bool],
@@ -119,7 +95,7 @@ def watch(
     last_step, next_s, last_error = 0, 0.0, ""
     while not is_stopped():
         try:
-            trained = _find(run, sets=sets)
+            trained = _find(run, sets)
             if trained.checkpoint.step != last_step and time.monotonic() >= next_s:
                 started_s = time.monotonic()
                 result = publish(run, to=to, gate=gate, sets=sets)
@@ -134,12 +110,12 @@ def watch(
         time.sleep(POLL_S)
 
 
-def _find(run: str, step: int | None = None, sets: Sequence[str] = ()) -> TrainedRun:
+def _find(run: str, sets: Sequence[str]) -> TrainedRun:
     for one in sets:
         if not one.startswith("publish."):
             raise UserError(f"--set {one}: the run is trained; only fields of [publish] can be set now",
                             fix="--set publish.data=rows.parquet")
-    return find_trained(run, step, sets)
+    return find_trained(run, sets=sets)
 
 
 def _judged(

@@ -28,11 +28,6 @@ class Estimate:
         excess = self.value - bound
         return excess / self.error if self.error > 0 else math.copysign(math.inf, excess) if excess else 0.0
 
-    def interval(self) -> tuple[float, float]:
-        """Return the 95 % interval."""
-        half = NormalDist().inv_cdf(0.975) * self.error
-        return self.value - half, self.value + half
-
 
 def critical(false_alarm_rate: float, num_tests: int) -> float:
     """Return how many standard errors chance alone exceeds in any of so many one-sided tests, with at most this

@@ -38,7 +38,7 @@ class Record:
 
     spec: str = ""  # The file of the folder that it was rendered from.
     origin: tuple[str, ...] = ()
-    """The spec that this file is a copy of, as a path from the folder, a preset or module:function, and the settings
+    """The spec that this file is a copy of, as a path from the folder or a preset, and the settings
     that were given with it; empty where it is not a copy."""
     checksums: dict[str, str] = field(default_factory=dict)  # Each file as it was last written, by path.
 

@@ -44,7 +44,7 @@ def serve_mistakes(spec: RunSpec, catalog: Catalog) -> Iterator[Mistake]:
     artifact = artifact_of(spec)
     if "://" not in artifact:
         yield Mistake("", "serve.artifact", artifact, "is on this machine; pods do not see it",
-                      "embark export RUN --to s3://BUCKET/NAME, and set it to that place")
+                      "embark export RUN --to s3://BUCKET/NAME, and set it to that place; embark serve serves it here")
     if spec.serve.memory_gib is None and not knows_tables(spec):
         yield Mistake("", "serve.memory_gib", "", f"{spec.data.path} cannot be read from here, so the tables' size is "
                       "not known", "set it, or render where the data is")

@@ -11,8 +11,8 @@ from markupsafe import Markup
 
 from embark.events.metrics import metric
 from embark.events.monitoring import SLOW_RANK
-from embark.events.plotting import Axis, Floats, Point, draw, format_time_tick, frame_rows, means, thin
-from embark.events.sharding import plan_rows, ranks_text
+from embark.events.plotting import Axis, Floats, Point, means, thin
+from embark.events.sharding import plan_rows, rank_line, ranks_text
 from embark.events.spending import losses_sentence
 from embark.formatting import (
     MISSING,
@@ -25,20 +25,11 @@ from embark.formatting import (
     format_usd,
     pluralize,
 )
-from embark.plan.svg_chart import Dot, Rule, Stroke, svg_chart
 from embark.report.context import RunContext
 from embark.report.document import Bar, Bars, BarSegment, Block, Folded, Gallery, Key, Picture, Table, Words
-from embark.report.figures import (
-    MAX_LINES,
-    charts_of,
-    phase_means,
-    placement_of,
-    prediction_of,
-    range_of,
-    rank_times,
-)
+from embark.report.figures import phase_means, placement_of, prediction_of, rank_times
 from embark.report.record import EVALS, Record
-from embark.report.rows import TIME
+from embark.report.svg_chart import Dot, Rule, Stroke, svg_chart
 
 WIDTH, HEIGHT = 360, 196
 LEFT, RIGHT, TOP, BOTTOM = 40, 14, 10, 28
@@ -49,8 +40,6 @@ FIRST_SHARE = 0.05  # The share of the steps that is far off at first, and would
 
 MAX_RULES = 60
 MAX_PLAIN = 120  # Points of a plain chart; more are reduced to as many means.
-MAX_LETTERED = 600
-LETTERS_WIDTH, LETTERS_HEIGHT = 64, 8
 REASONS = {"preempted": "preempted", "interrupted": "stopped by Ctrl-C", "died": "died", "error": "failed"}
 
 
@@ -58,20 +47,18 @@ Say = Callable[[float], str]
 
 
 def chart(
-    strokes: Sequence[Stroke], rules: Iterable[Rule] = (), *, say_y: Say, say_x: Say | None = None,
-    from_zero: bool = False, label: str = "", is_time: bool = False,
+    strokes: Sequence[Stroke], rules: Iterable[Rule] = (), *, say_y: Say, from_zero: bool = False, label: str = ""
 ) -> Markup | None:
     """Draw curves as SVG; `None` where there are not two points to join. The first steps may leave it at the top."""
-    say_x = say_x or say_step
     strokes = [_thinned(stroke) for stroke in strokes]
     points = [(x, y) for stroke in strokes for x, y in zip(stroke.xs, stroke.ys, strict=True) if math.isfinite(y)]
     if len({x for x, _ in points}) < 2:
         return None
     first, last = min(x for x, _ in points), max(x for x, _ in points)
-    y_axis = _y_axis([y for _, y in points] if from_zero else _settled(points, first, last), from_zero=from_zero)
+    y_axis = _y_axis([y for _, y in (points if from_zero else settled(points))], from_zero=from_zero)
     y_ticks = [(at, say_y(at)) for at in y_axis.ticks(4)]
     x_axis = Axis(first, last, max(LEFT, 12 + LETTER_WIDTH * max(len(words) for _, words in y_ticks)), WIDTH - RIGHT)
-    x_ticks = [(at, say_x(at)) for at in (x_axis.time_ticks(5) if is_time else x_axis.ticks(5))]
+    x_ticks = [(at, say_step(at)) for at in x_axis.ticks(5)]
 
     def exact(value: float) -> str:
         return f"{value:.4f}" if say_y is say_figure and abs(value) < 10 else say_y(value)
@@ -79,7 +66,7 @@ def chart(
     inside = svg_chart(
         x_axis, y_axis, (x_ticks, y_ticks), rules=[rule for rule in rules if first <= rule.at <= last],
         strokes=[stroke for stroke in strokes if stroke.is_joined],
-        dots=[Dot(x, y, stroke.sign, f"{stroke.name} {exact(y)} at {say_x(x)}".strip())
+        dots=[Dot(x, y, stroke.sign, f"{stroke.name} {exact(y)} at {say_step(x)}".strip())
               for stroke in strokes if stroke.has_dots for x, y in _dots(stroke)])
     return Markup('<svg viewBox="0 0 {} {}" role="img" class="chart">{}{}</svg>').format(
         WIDTH, HEIGHT, Markup("<title>{}</title>").format(label) if label else "", inside)
@@ -98,12 +85,18 @@ def say_step(value: float) -> str:
     return format_count(value)
 
 
-def _settled(points: Sequence[tuple[float, float]], first: float, last: float) -> list[float]:
-    """Return the values that set the scale: all, or those after the first steps where these would take most of it."""
-    values = [y for _, y in points]
-    later = [y for x, y in points if x >= first + FIRST_SHARE * (last - first)]
-    spread = max(values) - min(values)
-    return later if len(set(later)) > 1 and spread > 2 * (max(later) - min(later)) else values
+def settled(points: Sequence[Point]) -> list[Point]:
+    """Return the points that set the scale: all, or those after the first steps where these would take most of it."""
+    known = [point for point in points if math.isfinite(point[1])]
+    steps = [step for step, _ in known] or [0.0]
+    start = min(steps) + FIRST_SHARE * (max(steps) - min(steps))
+    later = [point for point in known if point[0] >= start]
+    return later if 0 < 2 * _spread(later) < _spread(known) else known
+
+
+def _spread(points: Sequence[Point]) -> float:
+    values = [value for _, value in points] or [0.0]
+    return max(values) - min(values)
 
 
 def _y_axis(values: Sequence[float], *, from_zero: bool) -> Axis:
@@ -154,11 +147,7 @@ LEARNING = (
     LearningCurve("samples_per_s", _rate, lambda value: f"{format_si(value)} samples/s", from_zero=True),
     LearningCurve("learning_rate", say_figure, lambda value: f"{value:.3g}", from_zero=True),
 )
-UNITS: dict[str, Say] = {
-    "%": lambda value: f"{value:.3g} %", "B": format_bytes, "W": lambda value: f"{format_si(value)} W",
-    "°C": lambda value: f"{value:.3g} °C", "B/s": lambda value: f"{format_bytes(value)}/s", "s": format_step_time,
-    "": say_figure,
-}
+UNITS: dict[str, Say] = {"B": format_bytes, "s": format_step_time}
 
 
 def learning_curves(context: RunContext) -> Gallery | None:
@@ -168,13 +157,11 @@ def learning_curves(context: RunContext) -> Gallery | None:
         Rule(stop.stopped_step, "stop", f"{REASONS[stop.reason]} at step {format_count(stop.stopped_step)}")
         for stop in stops[-MAX_RULES:])]
     pictures = []
-    has_evals = has_redone = False
+    has_evals = False
     for shown in LEARNING:
         steps, values = record.steps.column(shown.name)
         held = _known(*record.evals.column(shown.eval_name or shown.name))
-        redone = record.steps.redone(shown.name)
-        strokes = [*(Stroke(xs, ys, "lost", name="repeated later") for xs, ys in redone),
-                   *training_strokes(steps, values, "k0", "training")]
+        strokes = training_strokes(steps, values, "k0", "training")
         if len(held[0]):
             strokes.append(Stroke(*held, "k1", has_dots=True, name="held out"))
         title = metric(shown.name).label
@@ -182,47 +169,19 @@ def learning_curves(context: RunContext) -> Gallery | None:
         if drawn is None:
             continue
         has_evals |= bool(len(held[0]))
-        has_redone |= bool(redone)
         note = f"held out {shown.tell(held[1][-1])}" if len(held[0]) else \
             f"training {shown.tell(values[-1])}" if shown.name in EVALS or shown.eval_name else shown.tell(values[-1])
-        pictures.append(Picture(capitalize(title), drawn, note, letters((steps, values), held)))
+        pictures.append(Picture(capitalize(title), drawn, note))
     if not pictures:
         return None
     keys = [Key("k0", "training"), *([Key("held", "held out")] if has_evals else []),
-            *([Key("save", "checkpoint")] if record.save else []), *([Key("stop", "interrupted")] if stops else []),
-            *([Key("lost", "repeated later")] if has_redone else [])]
+            *([Key("save", "checkpoint")] if record.save else []), *([Key("stop", "interrupted")] if stops else [])]
     return Gallery(tuple(pictures), tuple(keys))
-
-
-def system_curves(record: Record) -> Gallery | None:
-    """Draw ranks, GPUs, hosts and dynamic tables by the time since the start."""
-    pictures = []
-    starts = [event.time_s for event in record.of_kind("start")]
-    for found in charts_of(record):
-        lines = [(label, *found.rows.column(column, TIME)) for label, column in found.lines]
-        lines = [(label, xs, ys) for label, xs, ys in lines if np.isfinite(ys).any()]
-        if found.key == "phases" or not lines:
-            continue
-        strokes = [Stroke(*_by_time(xs, ys, starts), f"k{index % 8}", name=label)
-                   for index, (label, xs, ys) in enumerate(range_of(lines) if len(lines) > MAX_LINES else lines)]
-        drawn = chart(strokes, say_y=UNITS[found.unit], say_x=format_time_tick, from_zero=True, label=found.title,
-                      is_time=True)
-        if drawn is not None:
-            last = [UNITS[found.unit](stroke.ys[np.isfinite(stroke.ys)][-1]) for stroke in strokes]
-            keys = tuple(Key(stroke.sign, f"{stroke.name} {text}") for stroke, text in zip(strokes, last, strict=True))
-            is_one = len(strokes) == 1
-            pictures.append(Picture(found.title, drawn, last[0] if is_one else "", keys=() if is_one else keys))
-    return Gallery(tuple(pictures)) if pictures else None
 
 
 def overlaid(records: Sequence[Record], names: Sequence[str]) -> Gallery | None:
     """Draw each curve of every run in one picture, each run in its own colour."""
-    pictures, by_time = [], []
-    for index, record in enumerate(records):
-        times, values = record.steps.column("loss", TIME)
-        if len(times):
-            starts = [event.time_s for event in record.of_kind("start")]
-            by_time.append(Stroke(*_by_time(times, values, starts), f"k{index % 8}", name=names[index]))
+    pictures = []
     for shown in LEARNING:
         strokes = []
         for index, record in enumerate(records):
@@ -235,9 +194,6 @@ def overlaid(records: Sequence[Record], names: Sequence[str]) -> Gallery | None:
         drawn = chart(strokes, say_y=shown.say, from_zero=shown.from_zero, label=f"{title} by step")
         if drawn is not None:
             pictures.append(Picture(capitalize(title), drawn, "by step"))
-    drawn = chart(by_time, say_y=say_figure, say_x=format_time_tick, label="training loss by time", is_time=True)
-    if drawn is not None:
-        pictures.insert(1, Picture("Training loss", drawn, "by time since the start"))
     keys = tuple(Key(f"k{index % 8}", name) for index, name in enumerate(names))
     return Gallery(tuple(pictures), (*keys, Key("any", "dots: held out, lines: training"))) if pictures else None
 
@@ -249,16 +205,6 @@ def training_strokes(steps: Floats, values: Floats, sign: str, name: str) -> lis
     if len(steps) < 2 * MAX_PLAIN:
         return [Stroke(steps, values, sign, name=name)]
     return [Stroke(steps, values, f"{sign} faint"), Stroke(*means(steps, values, MAX_PLAIN), sign, name=name)]
-
-
-def letters(line: tuple[Floats, Floats], marks: tuple[Floats, Floats]) -> str:
-    """Draw a curve in braille; empty where there is none."""
-    drawn = draw(points_of(*thin(*line, MAX_LETTERED)), points_of(*marks), width=LETTERS_WIDTH, height=LETTERS_HEIGHT,
-                 ascii_only=False)
-    if drawn is None or drawn.high <= drawn.low:
-        return ""
-    return "\n".join(frame_rows(drawn, say_figure(drawn.high), say_figure(drawn.low), format_count(drawn.first),
-                               format_count(drawn.last), ascii_only=False))
 
 
 def points_of(xs: Floats, ys: Floats) -> list[Point]:
@@ -281,53 +227,7 @@ def _known(xs: Floats, ys: Floats) -> tuple[Floats, Floats]:
     return xs[known], ys[known]
 
 
-def _by_time(times: Floats, values: Floats, starts: Sequence[float]) -> tuple[Floats, Floats]:
-    """Return points by the time since the first start, in order, with a gap where the run was interrupted."""
-    gaps = np.array(starts[1:])
-    times, values = np.concatenate([times, gaps]), np.concatenate([values, np.full(len(gaps), np.nan)])
-    order = np.argsort(times, kind="stable")
-    return times[order] - (starts[0] if starts else times.min()), values[order]
-
-
 MAX_ROWS = 40
-MAX_TICKS = 500
-TICK = 0.003  # Width of a moment, as a share of the wall time.
-MAX_RANKS = 32
-MAX_KEYS = 8
-LEAST_SHARE = 0.05
-
-
-def timeline(context: RunContext) -> Bars | None:
-    """Draw the run from its first start to its last event: training, interrupted, saving, evaluating."""
-    record, stops, attempts = context.record, context.interruptions, context.record.attempts()
-    if not attempts or record.last_s is None:
-        return None
-    begin_s = attempts[0].began_s
-    wall_s = max(record.last_s - begin_s, 1e-9)
-
-    def at(time_s: float) -> float:
-        return min(max((time_s - begin_s) / wall_s, 0.0), 1.0)
-
-    def tick(time_s: float, sign: str, tooltip: str) -> BarSegment:
-        start = min(at(time_s), 1.0 - TICK)
-        return BarSegment(start, start + TICK, sign, tooltip)
-
-    work = tuple(
-        BarSegment(at(a.began_s), max(at(a.last_s), at(a.began_s) + TICK), "used",
-              f"steps {format_count(a.first_step)} to {format_count(a.last_step)}, "
-              f"{format_duration(a.held_s)}") for a in attempts)
-    ends = tuple(tick(s.stopped_s, "bad", f"{REASONS[s.reason]} at step {format_count(s.stopped_step)}") for s in stops)
-    bars = [Bar("running", (*work, *ends), format_duration(sum(a.held_s for a in attempts)))]
-    saves, evals = record.saves, record.of_kind("eval")
-    if saves:
-        pieces = tuple(tick(s.time_s, "save", f"step {format_count(s.step)}, {format_bytes(s.size_bytes)}")
-                       for s in saves[-MAX_TICKS:])
-        bars.append(Bar("checkpoints", pieces, format_count(len(saves))))
-    if evals:
-        pieces = tuple(tick(e.time_s, "held", f"step {format_count(e.values.get('step'))}") for e in evals[-MAX_TICKS:])
-        bars.append(Bar("evaluations", pieces, format_count(len(evals))))
-    keys = (Key("used", "running"), Key("away", "not running"), *((Key("bad", "interrupted"),) if stops else ()))
-    return Bars("", tuple(bars), keys if len(work) > 1 or stops else ())
 
 
 def predicted_and_actual(record: Record) -> list[Block]:
@@ -450,37 +350,11 @@ def format_time(time_s: float | None) -> str:
 
 
 def tables_on_ranks(record: Record) -> list[Block]:
-    """Draw a bar for each rank; the tables that are alike have one row each, and all of them are folded."""
+    """Return a row for tables that are alike, how full the ranks are, and all tables folded."""
     placement = placement_of(record)
-    tables = [table for table in placement["tables"] if table["bytes"]] if placement else []
-    if not placement or not tables:
+    if not placement:
         return []
-    held: dict[int, list[tuple[int, float]]] = {}  # Each rank's parts of tables: index and bytes.
-    for index, table in enumerate(tables):
-        on = sorted(set(table["ranks"])) or [0]
-        for rank in on:  # a table that is cut lies in equal parts
-            held.setdefault(rank, []).append((index, table["bytes"] / len(on)))
-    totals = {rank: sum(num_bytes for _, num_bytes in parts) for rank, parts in held.items()}
-    fullest, capacity = max(totals.values()), placement["gpu_bytes"] or 0.0
-    if fullest < LEAST_SHARE * capacity:  # a bar of the device's size would show nothing
-        capacity = 0.0
-    most = max(capacity, fullest)
-    bars = []
-    for rank in sorted(sorted(held, key=lambda rank: -totals[rank])[:MAX_RANKS]):
-        pieces, start = [], 0.0
-        for index, num_bytes in sorted(held[rank], key=lambda part: -part[1]):
-            stop, table = start + num_bytes / most, tables[index]
-            # A hairline between two tables of one colour.
-            pieces.append(BarSegment(start, max(start, stop - 0.0015), f"k{index % 8}",
-                                     f"{table['table']}: {format_bytes(num_bytes)}, {table['sharding']}"))
-            start = stop
-        share = f" · {100 * totals[rank] / capacity:.0f} %" if capacity else ""
-        bars.append(Bar(f"rank {rank}", tuple(pieces), f"{format_bytes(totals[rank])}{share}"))
-    note = f"The fullest {MAX_RANKS} of {len(held):,} ranks." if len(held) > MAX_RANKS else ""
-    if capacity:
-        note = f"{note} A full bar is a device's memory, {format_bytes(capacity)}.".strip()
-    keys = tuple(Key(f"k{index % 8}", table["table"]) for index, table in enumerate(tables)) \
-        if len(tables) <= MAX_KEYS else ()
+    tables = placement["tables"]
     short = Table(("tables", "size", "sharding", "bytes"), tuple(plan_rows(tables)), frozenset({3}))
     every = Table(
         ("table", "rows", "width", "sharding", "kernel", "where", "bytes"),
@@ -488,5 +362,6 @@ def tables_on_ranks(record: Record) -> list[Block]:
                table["kernel"], ranks_text(table["ranks"]), format_bytes(table["bytes"])) for table in tables),
         frozenset({1, 2, 6}),
     )
-    folded = [Folded(f"All {placement['num_tables']:,} tables", (every,))] if len(tables) > 1 else []
-    return [Bars("", tuple(bars), keys, note), short, *folded]
+    per_rank = rank_line(placement["per_rank"])
+    return [short, *([Words(f"{per_rank}.", is_small=True)] if per_rank else []),
+            *([Folded(f"All {placement['num_tables']:,} tables", (every,))] if len(tables) > 1 else [])]

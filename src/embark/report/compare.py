@@ -22,9 +22,8 @@ from embark.formatting import (
 from embark.report.charts import format_time, overlaid
 from embark.report.context import RunContext, State
 from embark.report.document import Code, Document, Table, Tile, Tone, Words, sections_with_something
-from embark.report.report import TONES, slice_blocks
+from embark.report.report import TONES
 from embark.report.spec_rows import differences, field_of
-from embark.run.feature_metrics import SliceResult
 
 SAME_QUALITY = 0.0005  # Less than that is chance: two runs that differ in their seed differ by more.
 SAME_SHARE = 0.03
@@ -96,7 +95,6 @@ class Comparison:
     runs: tuple[ComparedRun, ...]
     spec: tuple[SpecDifference, ...]
     report: str | None = None  # The page, where one was written.
-    slices: tuple[SliceResult, ...] = ()  # Each run's metrics by the values of a feature.
 
     def best_of(self, row: Row) -> int | None:
         """Return the index of the best run in a row; None if it is not known or all are equal. A low training loss does
@@ -175,8 +173,6 @@ def compare_document(found: Comparison) -> Document:
         sections=sections_with_something([
             ("Curves", [overlaid([run.context.record for run in runs], names)]),
             ("Results", [results_table(found)]),
-            *([(f"By {found.slices[0].feature}", slice_blocks(list(zip(names, found.slices, strict=True))))]
-              if found.slices else []),
             ("Differences of their specs", [spec_table(found) if found.spec else Words("None but their names.")]),
             ("The runs", [Table(("run", "status", "where"), tuple((run.name, run.sentence, run.uri) for run in runs),
                                 code=frozenset({2}))]),
@@ -211,9 +207,8 @@ def _verdict(runs: Sequence[ComparedRun]) -> tuple[str, str]:
         of = "" if len(known) == len(runs) else f" of the {len(known)} that have it"
         if _is_same(row, first, second):
             return _equally_good(best, next_best, row, first, second)
-        sentence = (f"{best.name} was better{of}: {row.label} {row.say(first)} against {row.say(second)} of "
-                    f"{next_best.name} ({first - second:+.4f})")
-        return best.name, f"{sentence}{_at_what_cost(best, next_best)}."
+        return best.name, (f"{best.name} was better{of}: {row.label} {row.say(first)} against {row.say(second)} of "
+                           f"{next_best.name} ({first - second:+.4f}).")
     if has_held_out:
         return "", "Nothing to compare: fewer than two of the runs have held-out figures."
     return "", "Nothing to compare: fewer than two of the runs have trained a step."
@@ -236,26 +231,6 @@ def _equally_good(a: ComparedRun, b: ComparedRun, row: Row, first: float, second
         winner, mine, other = (a, x, y) if a_wins else (b, y, x)
         return winner.name, f"{sentence}; {winner.name} was {word}: {say(mine)} against {say(other)}."
     return "", f"{sentence}, and neither was faster."
-
-
-def _at_what_cost(best: ComparedRun, other: ComparedRun) -> str:
-    """Say what being better cost."""
-    parts = []
-    x, y = best.values.get("num_samples"), other.values.get("num_samples")
-    if x and y and abs(x / y - 1) >= SAME_SHARE:
-        parts.append(f"after {format_si(x)} samples against {format_si(y)}")
-    for name, where in (("usd", "at {} cost"), ("held_s", "in {} machine time")):
-        x, y = best.values.get(name), other.values.get(name)
-        if x and y and abs(x / y - 1) >= SAME_SHARE:
-            parts.append(where.format(_relative(x / y)))
-            break
-    return f", {' and '.join(parts)}" if parts else ""
-
-
-def _relative(ratio: float) -> str:
-    if ratio > 2 or ratio < 0.5:
-        return f"{ratio:.2g}x the"
-    return f"{100 * abs(ratio - 1):.0f} % {'more' if ratio > 1 else 'less'}"
 
 
 def _tile(found: Comparison, run: ComparedRun) -> Tile:

@@ -60,9 +60,6 @@ def status_of(
     """
     last_s = max((time_s for time_s in (record.last_s, heard_s) if time_s is not None), default=None)
     silent_s = 0.0 if last_s is None else max(0.0, now_s - last_s)
-    if silent_s and record.last_s is not None and (tried := record.attempts()):
-        own_s = tried[-1].by_its_clock(now_s) - tried[-1].last_s
-        silent_s = min(silent_s, own_s) if own_s >= 0 else silent_s
     if record.traffic and not is_deleted:
         return _serving(record, last_s, silent_s)
     state: State = "running"

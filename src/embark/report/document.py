@@ -1,23 +1,20 @@
-"""A report as what it says, and as a page: HTML that needs nothing else, or Markdown for a merge request or a wiki."""
+"""A report as what it says, and as a page: HTML that needs nothing else."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Literal
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
-from embark.formatting import strip_control_chars, to_one_line
+from embark.formatting import strip_control_chars
 
 Tone = Literal["", "good", "warn", "bad", "live"]
 GENERATOR = "Embark report"  # Marks a file as a report of Embark.
-_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~])")
-_HTML = str.maketrans({"<": "&lt;", ">": "&gt;", "&": "&amp;"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,19 +58,17 @@ class Table:
 class Key:
     """The meaning of a colour or a sign."""
 
-    sign: str  # A class of the page: `k0` to `k7`, `lost`, `dot`, `save`, `stop`, …
+    sign: str  # A class of the page: `k0` to `k7`, `dot`, `save`, `stop`, …
     words: str
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A curve, and the same in letters for where there are no drawings."""
+    """A curve."""
 
     title: str
     svg: Markup
     note: str = ""
-    letters: str = ""
-    keys: tuple[Key, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,45 +152,14 @@ def sections_with_something(sections: Sequence[tuple[str, Sequence[Block | None]
 def html_page(document: Document) -> str:
     """Return the complete file: no script, no font, no picture from elsewhere."""
     css = Markup(files("embark.report").joinpath("style.css").read_text(encoding="utf-8"))
-    return templates().get_template("page.html.j2").render(document=document, css=css, generator=GENERATOR) + "\n"
-
-
-def markdown_page(document: Document) -> str:
-    """Return the page as Markdown."""
-    template = templates().overlay(trim_blocks=True, lstrip_blocks=True).get_template("page.md.j2")
-    page = template.render(document=document, generator=GENERATOR)
-    return re.sub(r"\n{3,}", "\n\n", page).rstrip() + "\n"
+    return page_template().render(document=document, css=css, generator=GENERATOR) + "\n"
 
 
 @cache
-def templates() -> Environment:
-    """Return the templates of this folder, which strip control characters from text and keep markup as it is."""
+def page_template() -> Template:
+    """Return the template, which strips control characters from text and keeps markup as it is."""
     environment = Environment(
-        loader=PackageLoader("embark.report", ""), autoescape=lambda name: not (name or "").endswith(".md.j2"),
-        undefined=StrictUndefined,
+        loader=PackageLoader("embark.report", ""), autoescape=True, undefined=StrictUndefined,
         finalize=lambda value: value if isinstance(value, Markup) else strip_control_chars(value))
     environment.tests["kind"] = lambda block, name: type(block).__name__ == name
-    environment.filters |= {"plain": _plain, "code": _code, "fenced": _fenced, "number": _number,
-                            "html": lambda words: to_one_line(words).translate(_HTML)}
-    return environment
-
-
-def _plain(words: str) -> str:
-    """Return text on one line, with nothing in it that Markdown or HTML reads."""
-    return _SPECIAL.sub(r"\\\1", to_one_line(words)).translate(_HTML)
-
-
-def _code(words: str) -> str:
-    """Return a code span; a pipe would end the cell even in there."""
-    words = to_one_line(words)
-    return _plain(words) if not words or "`" in words or "|" in words else f"`{words}`"
-
-
-def _fenced(text: str) -> str:
-    text = strip_control_chars(text)
-    fence = "`" * max([3, *(len(run) + 1 for run in re.findall(r"`+", text))])
-    return "\n".join([f"{fence}text", *text.splitlines(), fence])
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}".rstrip("0").rstrip(".")
+    return environment.get_template("page.html.j2")

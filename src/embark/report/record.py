@@ -140,7 +140,7 @@ class Record(NewestEvents):
         return attempts(self.milestones)
 
     def interruptions(self) -> tuple[Interruption, ...]:
-        return interruptions(self.milestones)
+        return interruptions(self.attempts())
 
     def spending(self, usd_per_hour: float | None = None, now_s: float | None = None) -> Spending | None:
         """Return what the run has cost; `now_s` where it is still running."""

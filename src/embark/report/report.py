@@ -1,6 +1,6 @@
 """The report of one run, and the files it is written to."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,9 +34,7 @@ from embark.report.charts import (
     phases,
     predicted_and_actual,
     ranks,
-    system_curves,
     tables_on_ranks,
-    timeline,
 )
 from embark.report.context import RunContext, State
 from embark.report.document import (
@@ -50,12 +48,10 @@ from embark.report.document import (
     Tone,
     Words,
     html_page,
-    markdown_page,
     sections_with_something,
 )
 from embark.report.record import Record
 from embark.report.spec_rows import set_fields
-from embark.run.feature_metrics import Estimate, Slice, SliceResult
 from embark.store import open_store, write_atomic
 
 TONES: dict[State, Tone] = {
@@ -70,9 +66,8 @@ NAME = "report.html"
 _HEAD_BYTES = 4096
 
 
-def report(context: RunContext, slices: Sequence[SliceResult] = ()) -> Document:
-    """Return what there is to say about a run, whatever its state; with its metrics by slices, one result for each
-    feature."""
+def report(context: RunContext) -> Document:
+    """Return what there is to say about a run, whatever its state."""
     record, status = context.record, context.status
     return Document(
         kicker="Embark run report",
@@ -83,15 +78,14 @@ def report(context: RunContext, slices: Sequence[SliceResult] = ()) -> Document:
         facts=tuple(_facts(context)),
         tiles=_tiles(context),
         sections=sections_with_something([
-            ("Training", [timeline(context), learning_curves(context), *_held_out(record)]),
-            *((f"By {one.feature}", slice_blocks([(context.name, one)])) for one in slices),
+            ("Training", [learning_curves(context), *_held_out(record)]),
             ("Changes on resume", list(_changes(record))),
             ("Diagnosis", list(_diagnosis(context))),
             ("Interruptions", faults(context)),
             ("Time and money", money(context)),
             ("Predicted vs. actual", predicted_and_actual(record)),
             ("Step time", [phases(record), ranks(record)]),
-            ("Machines", [_machine(record), system_curves(record)]),
+            ("Machine", [_machine(record)]),
             ("Tables on ranks", tables_on_ranks(record)),
             ("Checkpoints", list(_checkpoints(context))),
             ("Spec", list(_spec(context))),
@@ -284,7 +278,6 @@ class WrittenReport:
 
     run: str
     report: str
-    markdown: str | None
     state: State
     sentence: str
     steps: int
@@ -292,14 +285,12 @@ class WrittenReport:
     held_s: float
 
 
-def write_report(context: RunContext, document: Document, *, out: str = "", markdown: bool = False) -> WrittenReport:
+def write_report(context: RunContext, document: Document, *, out: str = "") -> WrittenReport:
     """Write the report of a run to a file or URI, by default into the run's directory."""
     target = out or f"{context.uri.rstrip('/')}/{NAME}"
-    beside = f"{target.removesuffix('.html').removesuffix('.htm')}.md"
     record = context.record
     return WrittenReport(
-        run=context.uri, report=write_page(target, html_page(document)),
-        markdown=write_page(beside, markdown_page(document)) if markdown else None, state=context.status.state,
+        run=context.uri, report=write_page(target, html_page(document)), state=context.status.state,
         sentence=document.sentence, steps=record.steps_done, eval=record.eval, held_s=record.held_s)
 
 
@@ -322,60 +313,3 @@ def write_page(target: str, text: str) -> str:
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}", fix="--out FILE writes elsewhere") from error
     return str(path)
-
-
-def slice_rows(named: Sequence[tuple[str, SliceResult]]) -> list[dict[str, str]]:
-    """Return a row for each slice, with the figures of each run.
-
-    A slice differs where its interval does not hold the value of all rows; runs differ where their intervals do not
-    overlap.
-    """
-    (_, first), *others = named
-    rows = []
-    by_value = [{one.value: one for one in (found.all_rows, *found.slices)} for _, found in named]
-    for one in (first.all_rows, *first.slices):
-        row = {first.feature: one.value, "rows": format_count(one.num_samples)}
-        for (name, _), known in zip(named, by_value, strict=True):
-            prefix = f"{name}: " if others else ""
-            found = known.get(one.value)
-            row[f"{prefix}AUC"] = _figure(found.auc, found.auc_interval) if found else MISSING
-            row[f"{prefix}calibration"] = _figure(found.calibration, found.calibration_interval) if found else MISSING
-        if others:
-            row["differ in"] = _differences([known[one.value] for known in by_value if one.value in known])
-        else:
-            pairs = {"AUC": (one.auc_interval, first.all_rows.auc),
-                     "calibration": (one.calibration_interval, first.all_rows.calibration)}
-            differs = [name for name, (interval, value) in pairs.items()
-                       if interval and value is not None and not interval.low <= value <= interval.high]
-            row |= {"log loss": format_float(one.log_loss), "click rate": f"{one.click_rate:.4f}",
-                    "differs in": " and ".join(differs)}
-        rows.append(row)
-    return rows
-
-
-def slice_blocks(named: Sequence[tuple[str, SliceResult]]) -> list[Block | None]:
-    """Return the slices as blocks of a page; none without any."""
-    if not named:
-        return []
-    rows: Sequence[Mapping[str, str]] = slice_rows(named)
-    columns = tuple(rows[0])
-    method = named[0][1].method
-    return [Words(f"{named[0][1].rows}. {method[:1].upper()}{method[1:]}.", is_small=True),
-            Table(columns, tuple(tuple(row[name] for name in columns) for row in rows),
-                  frozenset(range(1, len(columns))))]
-
-
-def _figure(value: float | None, interval: Estimate | None) -> str:
-    if value is None:
-        return MISSING
-    return format_float(value) + (f" ({interval.low:.4f} to {interval.high:.4f})" if interval else "")
-
-
-def _differences(slices: Sequence[Slice]) -> str:
-    found = []
-    for name, intervals in (("AUC", [one.auc_interval for one in slices]),
-                            ("calibration", [one.calibration_interval for one in slices])):
-        known = [one for one in intervals if one]
-        if len(known) > 1 and max(one.low for one in known) > min(one.high for one in known):
-            found.append(name)
-    return " and ".join(found)

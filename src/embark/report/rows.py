@@ -58,9 +58,8 @@ class Rows:
         if self._num:
             self._cuts.append((self._num, step))
 
-    def column(self, name: str, by: str = STEP, *, until_s: float = np.inf) -> tuple[Floats, Floats]:
-        """Return positions and values, in order. With `by` step, steps that were trained again later are left out; by
-        time, rows after `until_s` are."""
+    def column(self, name: str, by: str = STEP) -> tuple[Floats, Floats]:
+        """Return positions and values, in order. With `by` step, steps that were trained again later are left out."""
         self._settle()
         if name not in self._columns:
             return np.empty(0), np.empty(0)
@@ -70,30 +69,11 @@ class Rows:
         if by == STEP:
             for end, step in self._cuts:
                 counts[:end] &= xs[:end] <= step
-        else:
-            counts &= xs <= until_s
         xs, ys = xs[counts], ys[counts]
         if len(xs) > 1 and (np.diff(xs) < 0).any():
             order = np.argsort(xs, kind="stable")
             xs, ys = xs[order], ys[order]
         return xs, ys
-
-    def redone(self, name: str) -> list[tuple[Floats, Floats]]:
-        """Return, by step, the pieces that were trained again after an interruption, each joined to the step at which
-        the run resumed."""
-        self._settle()
-        if name not in self._columns:
-            return []
-        xs, ys = self._cells[: self._num, 0], self._cells[: self._num, self._columns[name]]
-        counts, found = np.isfinite(xs), []
-        for end, step in self._cuts:
-            lost = counts[:end] & (xs[:end] > step)
-            if lost.any():
-                before = np.flatnonzero(counts[:end] & ~lost)[-1:]
-                at = np.concatenate([before, np.flatnonzero(lost)])
-                found.append((xs[at], ys[at]))
-                counts[:end] &= ~lost
-        return found
 
     def values(self, name: str) -> Floats:
         """Return the finite values of a column, by step."""

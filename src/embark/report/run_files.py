@@ -1,7 +1,7 @@
 """The files of a run, in a directory of this machine or behind a URI, the lines of those that grow, and the runs that a
 command means."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,13 +18,7 @@ MAX_RUNS = 200
 MAX_LOGS = 64
 BLOCK_BYTES = 1 << 20
 REMOTE_BLOCK_BYTES = 8 << 20  # Larger blocks for object stores, where each block is a request.
-MAX_LINE_BYTES = 4 << 20  # A longer line is no event; it is skipped without being held in memory.
 _CHECKED_BYTES = 64
-SAMPLE_PIECES = 500
-SAMPLE_REMOTE_PIECES = 48
-SAMPLE_LINES = 4  # The length of a piece, in lines of usual length; the first and the last are seldom complete.
-SAMPLE_PIECE_BYTES = (1 << 10, 64 << 10)
-SAMPLE_END_BYTES = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +171,6 @@ class Tail:
         self._offset = 0
         self._last = b""
         self._rest = b""
-        self._is_skipping = False
 
     @property
     def offset(self) -> int:
@@ -211,29 +204,7 @@ class Tail:
         read = self._files.read(self._name, self._offset - known, known + block_bytes)
         return read[known:] if read[:known] == self._last else None
 
-    def _complete_lines(self, block: bytes) -> Iterator[bytes]:
+    def _complete_lines(self, block: bytes) -> list[bytes]:
         *lines, rest = (self._rest + block).split(b"\n")
-        if self._is_skipping and lines:
-            self._is_skipping = False
-            lines = lines[1:]
-        if len(rest) > MAX_LINE_BYTES:
-            self._is_skipping = True
-        self._rest = b"" if self._is_skipping else rest
-        yield from lines
-
-
-def sample(files: RunFiles, name: str, size_bytes: int) -> Iterator[bytes]:
-    """Yield complete lines of a long file, in order: its beginning, its end, and samples between."""
-    head = files.read(name, 0, SAMPLE_END_BYTES).split(b"\n")[:-1]
-    yield from head
-    least, most = SAMPLE_PIECE_BYTES
-    wanted = SAMPLE_LINES * (SAMPLE_PIECES // SAMPLE_REMOTE_PIECES if files.is_remote else 1)
-    piece_bytes = min(most, max(least, wanted * SAMPLE_END_BYTES // max(1, len(head))))
-    end = max(SAMPLE_END_BYTES, size_bytes - SAMPLE_END_BYTES)
-    num_pieces = SAMPLE_REMOTE_PIECES if files.is_remote else SAMPLE_PIECES
-    for piece in range(num_pieces):
-        start = SAMPLE_END_BYTES + (end - SAMPLE_END_BYTES) * piece // num_pieces
-        num_bytes = min(piece_bytes, end - start)
-        if num_bytes > 0:
-            yield from files.read(name, start, num_bytes).split(b"\n")[1:-1]
-    yield from files.read(name, end, size_bytes - end).split(b"\n")[1:]
+        self._rest = rest
+        return lines

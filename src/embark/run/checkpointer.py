@@ -14,7 +14,7 @@ from embark.events import plan_text
 from embark.run.logger import RunLogger
 from embark.run.trainer import Ranks
 from embark.run.training_data import TrainingData
-from embark.run.warm_start import ChangedRows, WarmStart, WarmStarted, refuse_other_weights
+from embark.run.warm_start import WarmStart, WarmStarted, refuse_other_weights
 from embark.spec import RunSpec, to_toml
 from embark.store import (
     Checkpoint,
@@ -204,12 +204,12 @@ class Checkpointer(ABC):
         self._load(CheckpointArrays(self._checkpoints.store, checkpoint.name), checkpoint.step)
 
     def _load_other(self, other: WarmStart, run: RunDir, checkpoint: Checkpoint) -> WarmStarted:
-        changed = other.changed_rows(run, checkpoint)
+        other.check_ids(run, checkpoint)
         arrays = CheckpointArrays(run.checkpoints.store, checkpoint.name)
         tables = {table_weight(table.name, is_sequence=table.is_sequence) for table in self._spec.model.stored_tables()}
         refuse_other_weights(arrays, self._weight_sizes(), tables)
-        self._load_weights(arrays, changed)
-        return other.started(run, checkpoint, arrays, changed)
+        self._load_weights(arrays)
+        return other.started(run, checkpoint, arrays)
 
     def _start(self) -> None:  # noqa: B027
         """Give the model its initial weights, if building it did not: there is no checkpoint."""
@@ -227,9 +227,8 @@ class Checkpointer(ABC):
         """Return the complete sizes of tables and dense weights, by their names in a checkpoint."""
 
     @abstractmethod
-    def _load_weights(self, arrays: CheckpointArrays, kept: ChangedRows) -> None:
-        """Give a model with initial weights those of another run, except the rows in `kept` and those beyond its
-        tables."""
+    def _load_weights(self, arrays: CheckpointArrays) -> None:
+        """Give a model with initial weights those of another run, except the rows beyond its tables."""
 
     def _damage(self, checkpoint: Checkpoint, checkpoints: CheckpointStore | None = None) -> str:
         checkpoints = checkpoints or self._checkpoints

@@ -28,7 +28,7 @@ class Evaluation:
         started, world = time.perf_counter(), self._world
         best: list[tuple[F64, NDArray[np.float32]]] = []  # The true probabilities, and the labels.
         with trainer.evaluating(step) as evaluator:
-            for batch in eval_batches(evaluator.eval_source(self._source), rank=world.rank, world_size=world.world_size,
+            for batch in eval_batches(self._source, rank=world.rank, world_size=world.world_size,
                                       batch_size=evaluator.batch_size(self._batch_size)):
                 if is_stopping():
                     return {}
@@ -63,11 +63,11 @@ class Evaluation:
 
 def leak_warning(source: SampleSource, spec: RunSpec, held: Mapping[str, float]) -> str:
     """Name the columns that give the label away, if the model predicts it so well that one may; empty otherwise."""
-    from embark.data.leaks import LEAK_AUC, column_scores, leak_note
+    from embark.data.column_report import LEAK_AUC, describe_columns, leak_note
 
     if "best_auc" in held or not held.get("auc", math.nan) >= LEAK_AUC:
         return ""
-    return leak_note(column_scores(source, spec))
+    return leak_note(list(describe_columns(source, spec)))
 
 
 NUM_BINS = 16_384

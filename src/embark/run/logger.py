@@ -10,7 +10,7 @@ from typing import Any
 from embark import __version__
 from embark.errors import EmbarkError, Interrupted, MissingPackage, OverBudget, Preempted, UserError
 from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
-from embark.events.events import Change, boot_id, uptime_s
+from embark.events.events import Change
 from embark.events.sinks.services import SendingSink, cloudwatch_sink, otlp_sink
 from embark.plan.predict import predict_local
 from embark.run.budget import PROCESS, usd_per_hour
@@ -114,14 +114,14 @@ def _configured_sinks(spec: RunSpec, run_dir: RunDir) -> Iterator[tuple[str, Cal
     if "otlp" in watch.sinks:
         yield "OTLP", lambda: otlp_sink(spec.name, watch.send_every_s)
     if {"wandb", "mlflow"} & set(watch.sinks):
-        from embark.events.sinks.trackers import TrackedRun, mlflow_sink, wandb_sink
+        from embark.events.sinks.trackers import TrackedRun, tracker_sink
 
         tracked = TrackedRun(run_dir.uri.rstrip("/").rsplit("/", 1)[-1], watch.project, spec.model_dump(mode="json"),
                              run_dir.path, run_dir.tracking_id)
         if "wandb" in watch.sinks:
-            yield "W&B", lambda: wandb_sink(tracked, watch.send_every_s)
+            yield "W&B", lambda: tracker_sink("wandb", tracked, watch.send_every_s)
         if "mlflow" in watch.sinks:
-            yield "MLflow", lambda: mlflow_sink(tracked, watch.send_every_s)
+            yield "MLflow", lambda: tracker_sink("mlflow", tracked, watch.send_every_s)
 
 
 @contextmanager
@@ -159,7 +159,7 @@ def log_start(
         "steps_per_epoch": run.steps_per_epoch, "batch_size": spec.train.batch_size,
         "num_parameters": trainer.num_parameters, "table_bytes": sum(t["bytes"] for t in layout["tables"]),
         **run.data.start_values(), "num_eval_samples": source.num_eval_samples,
-        "age_s": PROCESS.uncounted_s(), "uptime_s": uptime_s(), "boot_id": boot_id(),
+        "age_s": PROCESS.uncounted_s(),
         "usd_per_hour": usd_per_hour(), "budget_usd": spec.place.budget_usd,
         "num_machines": max(1, world.num_devices // world.devices_per_host), "is_spot": spec.place.spot,
         "versions": {"embark": __version__, **{name: found for name, found in installed().items() if found}},
@@ -184,7 +184,7 @@ def log_prediction(logger: RunLogger, spec: RunSpec, world: World, trainer: Trai
     prediction = predict_local(spec, {
         "device": world.device_type, "device_name": world.device_name, "engine": trainer.engine.name,
         "precision": trainer.precision, "world_size": world.num_devices, "host_bytes": host_bytes(),
-        "local_world_size": world.devices_per_host, "device_bytes": world.device_bytes,
+        "device_bytes": world.device_bytes,
     })
     if prediction is not None:
         logger.log("predict", prediction)

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from email.message import Message
 from http.client import HTTPException
@@ -53,16 +53,12 @@ class NoticeWatch:
         """Return what the cloud announced, if it takes this machine away; does not block."""
         return self._notice
 
-    def hint(self) -> str:
-        """Return the first sign that a notice may come: a reason to save, not to stop."""
-        return self._source.hint if self._source else ""
-
     def _watch(self, source: _Source) -> None:
         num_failures = 0
         while not self._left.is_set() and not self._notice:
             began = time.monotonic()
             try:
-                self._notice = next(source.look(), "")
+                self._notice = source.look()
                 num_failures = 0
             except Exception as error:  # whatever a metadata service answers, training continues
                 num_failures += 1
@@ -111,11 +107,10 @@ class _Source(ABC):
         self.endpoint = said if "://" in said else f"http://{said}"
         self.poll_s, self.timeout_s = poll_s, timeout_s
         self.headers: dict[str, str] = {}
-        self.hint = ""
 
     @abstractmethod
-    def look(self) -> Iterator[str]:
-        """Poll once; yields a notice if there is one."""
+    def look(self) -> str:
+        """Poll once; returns a notice if there is one."""
 
     def get(self, path: str, *, wait_s: float = 0.0) -> tuple[str, Message]:
         return _request(self.endpoint + self.prefix + path, self.headers, self.timeout_s + wait_s)
@@ -126,12 +121,9 @@ class _Aws(_Source):
     remedy = "for a container: aws ec2 modify-instance-metadata-options --http-put-response-hop-limit 2"
     renew_at = 0.0
 
-    def look(self) -> Iterator[str]:
-        if text := self._get("spot/instance-action"):
-            yield f"spot {json.loads(text)['action']}"
-        with suppress(OSError, HTTPException):
-            if not self.hint and self._get("events/recommendations/rebalance"):
-                self.hint = "rebalance recommendation"
+    def look(self) -> str:
+        text = self._get("spot/instance-action")
+        return f"spot {json.loads(text)['action']}" if text else ""
 
     def _get(self, path: str) -> str:
         if time.monotonic() >= self.renew_at:
@@ -154,7 +146,7 @@ class _Azure(_Source):
     name = ""
     first_wait_s = AZURE_FIRST_WAIT_S
 
-    def look(self) -> Iterator[str]:
+    def look(self) -> str:
         self.headers = {"Metadata": "true"}
         with suppress(OSError, HTTPException):
             self.name = self.name or self.get("instance/compute/name?api-version=2021-02-01&format=text")[0].strip()
@@ -164,7 +156,8 @@ class _Azure(_Source):
             # a scale set reports the events of all its machines to each
             is_mine = not self.name or self.name.lower() in [str(n).lower() for n in event.get("Resources") or ()]
             if is_mine and event.get("EventType") in ("Preempt", "Terminate"):
-                yield event["EventType"]
+                return str(event["EventType"])
+        return ""
 
 
 class _Gce(_Source):
@@ -172,7 +165,7 @@ class _Gce(_Source):
     remedy = "none is needed on GKE with Workload Identity, which hides these notices from pods"
     etag = ""
 
-    def look(self) -> Iterator[str]:
+    def look(self) -> str:
         self.headers = {"Metadata-Flavor": "Google"}
         wait_s = max(round(self.poll_s), 1) if self.etag else 0
         wait = f"?wait_for_change=true&timeout_sec={wait_s}&last_etag={self.etag}" if wait_s else ""
@@ -180,12 +173,7 @@ class _Gce(_Source):
         if headers.get("Metadata-Flavor") != "Google":
             raise ValueError("what answers is not Google's metadata server")
         self.etag = headers.get("ETag", "")
-        if text.strip() == "TRUE":
-            yield "preempted"
-        with suppress(OSError, HTTPException):
-            if self.get("maintenance-event")[0].strip() == "TERMINATE_ON_HOST_MAINTENANCE":
-                # Up to an hour ahead on machines with GPUs: stopping now would only restart here, and stop again.
-                self.hint = "host maintenance"
+        return "preempted" if text.strip() == "TRUE" else ""
 
 
 _SOURCES: dict[str, type[_Source]] = {source.cloud: source for source in (_Aws, _Azure, _Gce)}

@@ -27,14 +27,12 @@ class StopCoordinator:
         lease: Lease | None = None,
     ) -> None:
         self._signals, self._notices, self._world, self._guard, self._lease = signals, notices, world, guard, lease
-        self._has_taken_hint = False
         self._has_reported_problem = False
 
     def decide(self, *, is_save_due: bool = False) -> Decision:
-        """Decide whether to stop and whether to save. Rank 0 says when to save; so does, once, a hint that a machine
-        may be preempted."""
+        """Decide whether to stop and whether to save. Rank 0 says when to save."""
         caught = self._caught()
-        wants_save = (is_save_due and self._world.is_first) or self._takes_hint()
+        wants_save = is_save_due and self._world.is_first
         *stops, saves = self._world.sum_of([*(int(name == caught) for name in NAMES), int(wants_save)])
         return Decision(next((name for name, flag in zip(NAMES, stops, strict=True) if flag), ""), bool(saves))
 
@@ -55,12 +53,6 @@ class StopCoordinator:
             return ""
         self._has_reported_problem = True
         return self._notices.problem
-
-    def _takes_hint(self) -> bool:
-        if self._has_taken_hint or not self._notices.hint():
-            return False
-        self._has_taken_hint = True
-        return True
 
     def is_stopping(self) -> bool:
         """Decide together between steps, as in an evaluation."""

@@ -51,7 +51,7 @@ def combine(tasks: Sequence[Task], found: Mapping[str, Mapping[str, float]]) -> 
     position = main_task(tuple(tasks))
     main = found[tasks[position].name] if position >= 0 else {}
     names = [name for name in OF_MAIN if name in main or name in ("auc", "normalized_entropy", "calibration")]
-    return {**{name: main.get(name, math.nan) for name in names}, "log_loss": _weighted(tasks, found, ""),
+    return {**{name: main.get(name, math.nan) for name in names}, "log_loss": _weighted_loss(tasks, found),
             "num_samples": max(of_task["num_samples"] for of_task in found.values()),
             TASKS: {name: dict(of_task) for name, of_task in found.items()}}
 
@@ -59,39 +59,25 @@ def combine(tasks: Sequence[Task], found: Mapping[str, Mapping[str, float]]) -> 
 def with_best(
     tasks: Sequence[Task], metrics: dict[str, Any], best: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
-    """Add to the metrics of a run what the best possible model would reach."""
-    found = {name: {**of_task, **best.get(name, {})} for name, of_task in metrics[TASKS].items()}
-    loss = _weighted(tasks, found, "best_")
-    return {**metrics, **combine(tasks, found), **({} if math.isnan(loss) or not best else {"best_log_loss": loss})}
+    """Add to the metrics of a run what the best possible model would reach in its binary tasks."""
+    return {**metrics, **combine(tasks, {name: {**of_task, **best.get(name, {})}
+                                         for name, of_task in metrics[TASKS].items()})}
 
 
 def best_of(world: Ranks, tasks: Sequence[Task], outputs: F64, labels: F64) -> dict[str, dict[str, float]]:
-    """Return what the best outputs [n, outputs] reach, by task, over all ranks."""
+    """Return what the true probabilities [n, outputs] reach, by binary task, over all ranks."""
     found: dict[str, dict[str, float]] = {}
     ends = np.cumsum([task.num_outputs for task in tasks])
     for task, output, label in zip(tasks, np.split(outputs, ends[:-1], axis=1), labels.T, strict=True):
-        output, label = output[~np.isnan(label)], label[~np.isnan(label)]
         if task.loss == "binary":
-            reached = of_probabilities(world, [(output[:, 0], label > 0.5)])
-            names = ("auc", "log_loss")
-        elif task.loss == "softmax":
-            chance = np.take_along_axis(output, label.astype(np.int64)[:, None], axis=1)
-            sums = [-float(np.log(chance).sum()), float((output.argmax(axis=1) == label).sum()), float(len(label))]
-            reached, names = metrics_of_task(task, _summed(world, sums)), ("cross_entropy", "accuracy")
-        else:
-            apart = output[:, 0] - label
-            sums = [float(apart @ apart), float(np.abs(apart).sum()), float(label.sum()), float(label @ label),
-                    float(len(label))]
-            reached, names = metrics_of_task(task, _summed(world, sums)), ("mse", "mae")
-        found[task.name] = {f"best_{name}": reached[name] for name in names if not math.isnan(reached[name])}
+            is_there = ~np.isnan(label)
+            reached = of_probabilities(world, [(output[is_there, 0], label[is_there] > 0.5)])
+            found[task.name] = {f"best_{name}": reached[name] for name in ("auc", "log_loss")
+                                if not math.isnan(reached[name])}
     return found
 
 
-def _weighted(tasks: Sequence[Task], found: Mapping[str, Mapping[str, float]], prefix: str) -> float:
-    terms = [task.weight * found[task.name].get(prefix + LOSSES[task.loss], math.nan) for task in tasks
+def _weighted_loss(tasks: Sequence[Task], found: Mapping[str, Mapping[str, float]]) -> float:
+    terms = [task.weight * found[task.name][LOSSES[task.loss]] for task in tasks
              if task.weight and found[task.name]["num_samples"]]
     return math.fsum(terms) if terms else math.nan
-
-
-def _summed(world: Ranks, sums: list[float]) -> F64:
-    return np.asarray(np.sum(world.gathered(sums), axis=0), np.float64)

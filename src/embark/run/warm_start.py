@@ -1,7 +1,7 @@
 """A new run with the weights of another: `train.warm_start`.
 
 A table row means the same in both runs only if both have the same id map, or the new data extends that of the old. Rows
-that have another owner since, or that the old tables do not have, keep their initial values.
+that the old tables do not have keep their initial values.
 """
 
 from __future__ import annotations
@@ -10,10 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from embark.data.prepare.earlier_ids import read_changed_rows
 from embark.data.prepared.cache import read_manifest
 from embark.data.prepared.manifest import EARLIER
 from embark.errors import UserError
@@ -23,7 +19,6 @@ from embark.store import Checkpoint, RunDir, find_run, run_uri
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import list_checkpoints, split_run
 
-ChangedRows = Mapping[str, NDArray[np.int32]]  # Rows by the name of the table's weights.
 MAX_SHOWN = 8
 Size = tuple[int, ...]
 
@@ -61,8 +56,8 @@ class WarmStart:
                             fix=f"its checkpoints are of steps {steps}" if steps else "train it until it has saved one")
         return run.uri, found
 
-    def changed_rows(self, run: RunDir, checkpoint: Checkpoint) -> ChangedRows:
-        """Return the rows that are no longer those of `checkpoint`; raises if its ids do not mean these rows."""
+    def check_ids(self, run: RunDir, checkpoint: Checkpoint) -> None:
+        """Refuse a checkpoint whose ids do not mean these rows."""
         spec, old = self.spec, checkpoint.values.get(KEY)
         where = f"train.warm_start: {run.checkpoints.where(checkpoint.step)}"
         if not isinstance(old, Mapping):
@@ -73,26 +68,19 @@ class WarmStart:
             raise UserError("\n  ".join([f"{where} was trained on other columns", *differences]),
                             fix="give this run the same columns in the same order, or leave train.warm_start out")
         if spec.data.kind != "prepared":
-            return {}
+            return
         manifest = read_manifest(spec.data.path)
-        if old.get(DATA) == manifest.fingerprint():
-            return {}
-        if old.get(DATA) != manifest.settings.get(EARLIER, {}).get("data"):
+        if old.get(DATA) not in (manifest.fingerprint(), manifest.settings.get(EARLIER, {}).get("data")):
             raise UserError(f"{where} was trained on data whose ids {spec.data.path} does not continue: the same id "
                             "would mean another row",
                             fix="prepare this data with data.prepare.id_map_from = the data.path of that run, which "
                                 f"is in {run.uri}/spec.toml; or leave train.warm_start out")
-        of_sequences = {table.name for table in spec.model.stored_tables() if table.is_sequence}
-        return {table_weight(table, is_sequence=table in of_sequences): rows
-                for table, rows in read_changed_rows(spec.data.path, manifest).items()}
 
-    def started(
-        self, run: RunDir, checkpoint: Checkpoint, arrays: CheckpointArrays, changed: ChangedRows
-    ) -> WarmStarted:
+    def started(self, run: RunDir, checkpoint: Checkpoint, arrays: CheckpointArrays) -> WarmStarted:
         """Describe what was loaded."""
         rows = {table_weight(table.name, is_sequence=table.is_sequence): table.rows
                 for table in self.spec.model.stored_tables()}
-        num_fresh = sum(num - arrays.entries[name].size[0] + len(changed.get(name, ())) for name, num in rows.items())
+        num_fresh = sum(num - arrays.entries[name].size[0] for name, num in rows.items())
         return WarmStarted(run.uri, checkpoint.step, run.checkpoints.where(checkpoint.step), sum(rows.values()),
                            num_fresh)
 

@@ -9,13 +9,14 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sized
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sized
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -24,15 +25,15 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embark.errors import EmbarkError, Fault
-from embark.export.artifact import Artifact
-from embark.features.schema import Schema
-from embark.serve.batcher import Batcher, BatchLimits, Overloaded
+from embark.export.artifact import ArtifactInfo
+from embark.serve.batcher import Batcher, Overloaded
 from embark.serve.infer_protocol import (
     EXTENSIONS,
     InferReader,
     infer_response,
     json_object,
     metadata,
+    read_infer,
     read_score,
     score_response,
 )
@@ -40,8 +41,7 @@ from embark.serve.request_rows import RequestColumns, Scores
 from embark.serve.retrieve import RetrieveRequest, RetrieveResponse, read_retrieve
 from embark.serve.served_model import ServedModel
 from embark.serve.server_metrics import ServerMetrics
-from embark.serve.traffic import Traffic, TrafficLog
-from embark.spec.model import ModelSpec
+from embark.serve.traffic import Traffic, read_labels
 
 Handler = Callable[[Request], Awaitable[Response]]
 RequestT = TypeVar("RequestT", bound=Sized)
@@ -58,7 +58,8 @@ class ServeLimits:
     max_buffered_bytes: int = 256 << 20  # Bodies of all requests that arrive or wait, together.
     body_timeout_s: float = 10.0
     num_threads: int = 1  # Threads that score, each a batch of its own; 0: the event loop scores.
-    batch: BatchLimits = field(default_factory=BatchLimits)
+    max_batch_rows: int = 4_096
+    max_queued_rows: int = 65_536  # Rows that may wait or be in work; further requests are refused.
 
 
 class Refusal(Exception):
@@ -69,40 +70,28 @@ class Refusal(Exception):
         self.status, self.what, self.headers = status, what[:1_000], headers  # it quotes clients; gRPC takes 16 kB
 
 
-class OtherWorkers(Protocol):
-    """The other processes of a server. A call waits for their answers."""
-
-    def metrics(self) -> bytes:
-        """Return the metrics of all processes, this one included."""
-
-    def feedback(self, body: Mapping[str, Any]) -> int:
-        """Pass on labels of a request that another process answered, and return the number of their rows; 0 if no
-        process knows the request."""
-
-
 class ModelServer:
     """The routes of one model."""
 
     def __init__(self, model: ServedModel, limits: ServeLimits, token: str = "",
-                 workers: OtherWorkers | None = None) -> None:
-        """`workers` is given if this process is one of several that serve the model."""
-        self._served, self.limits, self._token, self._workers = model, limits, token, workers
+                 all_metrics: Callable[[], bytes] | None = None) -> None:
+        """`all_metrics` is given if this process is one of several that serve the model: it returns those of all."""
+        self.model, self.limits, self._token = model, limits, token
         self.name = model.name
         self._batcher: Batcher[RequestColumns, Scores | EmbarkError] = Batcher(
-            model.score, limits.batch, limits.num_threads)
+            model.score, limits.max_batch_rows, limits.max_queued_rows, limits.num_threads)
         self._retrievals: Batcher[RetrieveRequest, RetrieveResponse | EmbarkError] = Batcher(
-            model.retrieve, limits.batch)
-        self._reader = InferReader()
+            model.retrieve, limits.max_batch_rows, limits.max_queued_rows)
+        self.reader = InferReader(self.info.rows.columns)
         self._num_buffered_bytes = 0
         self.metrics = ServerMetrics(model, lambda: self._batcher.num_queued_rows)
-        self.traffic = Traffic(model, None if workers else TrafficLog())
-        if self.traffic.log:
-            self.metrics.registry.register(self.traffic.log)
+        self.traffic = Traffic(model)
+        self._all_metrics = all_metrics or self.metrics.text
 
     @property
-    def _artifact(self) -> Artifact:
-        """The active version. The next request may be answered by another one."""
-        return self._served.artifact
+    def info(self) -> ArtifactInfo:
+        """What the active version is. The next request may be answered by another one."""
+        return self.model.artifact.info
 
     def app(self) -> ASGIApp:
         """Return the application for any ASGI server. A full queue refuses a request before any of its body is read."""
@@ -124,24 +113,21 @@ class ModelServer:
             raise _TOO_MANY_ROWS
 
     def _routes(self) -> Starlette:
+        """Return the routes; `/ping` and `/invocations` are SageMaker's, those of the environment Vertex AI's."""
         model = "/v2/models/{name}"
-        routes: list[tuple[str, str, Handler, bool]] = [  # Starlette tries them one by one.
-            ("POST", f"{model}/infer", self._infer, True), ("POST", "/score", self._score, True),
-            ("GET", "/v2/health/live", self._healthy, False), ("GET", "/v2/health/ready", self._healthy, False),
-            ("GET", "/v2", self._server, True), ("GET", f"{model}/ready", self._model_ready, True),
-            ("GET", model, self._model, True), ("GET", f"{model}/versions/{{version}}", self._model, True),
-            ("GET", f"{model}/versions/{{version}}/ready", self._model_ready, True),
-            ("POST", f"{model}/versions/{{version}}/infer", self._infer, True),
-            ("POST", "/retrieve", self._retrieve, True),
-            ("POST", "/feedback", self._feedback, True),
-            ("GET", "/metrics", self._metrics, True),
-            ("GET", "/ping", self._healthy, False), ("POST", "/invocations", self._score, True),  # SageMaker's
-        ]
-        # Vertex AI's.
-        routes += [("GET", path, self._healthy, False) for path in _named("AIP_HEALTH_ROUTE")]
-        routes += [("POST", path, self._score, True) for path in _named("AIP_PREDICT_ROUTE")]
-        return Starlette(routes=[Route(path, self._answered(path, handler, is_private), methods=[method])
-                                 for method, path, handler, is_private in routes],
+        gets: dict[str, Handler] = {
+            **dict.fromkeys(("/v2/health/live", "/v2/health/ready", "/ping", *_named("AIP_HEALTH_ROUTE")),
+                            self._healthy),
+            "/v2": self._server, f"{model}/ready": self._model_ready, model: self._model, "/metrics": self._metrics,
+            f"{model}/versions/{{version}}": self._model, f"{model}/versions/{{version}}/ready": self._model_ready}
+        posts: dict[str, Handler] = {
+            **dict.fromkeys(("/score", "/invocations", *_named("AIP_PREDICT_ROUTE")), self._score),
+            f"{model}/infer": self._infer, f"{model}/versions/{{version}}/infer": self._infer,
+            "/retrieve": self._retrieve, "/feedback": self._feedback}
+        # Starlette tries them one by one.
+        return Starlette(routes=[Route(path, self._answered(path, handler), methods=[method])
+                                 for method, several in (("POST", posts), ("GET", gets))
+                                 for path, handler in several.items()],
                          exception_handlers={HTTPException: _http_error})
 
     @asynccontextmanager
@@ -156,11 +142,11 @@ class ModelServer:
                 with suppress(asyncio.CancelledError):
                     await task
 
-    def _answered(self, route: str, handler: Handler, is_private: bool) -> Handler:
+    def _answered(self, route: str, handler: Handler) -> Handler:
         """Wrap a handler: every error becomes one line of JSON, and internal faults are only logged."""
         async def answer(request: Request) -> Response:
             try:
-                if is_private:
+                if handler != self._healthy:
                     self.check_token(request.headers.get("authorization", "").encode("latin-1"))
                 response = await handler(request)
             except Refusal as refusal:
@@ -203,15 +189,15 @@ class ModelServer:
     def check_model(self, name: str, version: str = "", *, answered_by: int | None = None) -> None:
         """Raise if this server does not have the model or version, or, after a request, if another version answered
         it."""
-        has = str(self._artifact.version if answered_by is None else answered_by)
+        has = str(self.model.version if answered_by is None else answered_by)
         if name != self.name:
             raise Refusal(404, f"no model {name!r}; this server has {self.name!r}")
         if version not in ("", has):
             raise Refusal(404, f"no version {version}; this server has {has}")
 
     async def _healthy(self, _: Request) -> Response:
-        refused = self._served.refused
-        return JSONResponse({"live": True, "ready": True, "version": self._artifact.version,
+        refused = self.model.refused
+        return JSONResponse({"live": True, "ready": True, "version": self.model.version,
                              **({"refused_version": refused.version or 0} if refused else {})})
 
     async def _server(self, _: Request) -> Response:
@@ -219,38 +205,26 @@ class ModelServer:
 
     def about_server(self) -> dict[str, Any]:
         """Return the metadata of the server."""
-        return {"name": "embark", "version": self._artifact.info.embark, "extensions": EXTENSIONS}
+        return {"name": "embark", "version": self.info.embark, "extensions": EXTENSIONS}
 
     async def _model(self, request: Request) -> Response:
         self.check_model(**request.path_params)
-        artifact, refused = self._artifact, self._served.refused
-        about: dict[str, Any] = {"run": artifact.info.run, "step": artifact.info.step}
+        refused = self.model.refused
+        about: dict[str, Any] = {"run": self.info.run, "step": self.info.step}
         if refused:
             about |= {"refused_version": refused.version or 0, "refused_because": refused.refused}
         return JSONResponse({**self.about_model(), "parameters": about})
 
     def about_model(self) -> dict[str, Any]:
         """Return the metadata of the model."""
-        artifact = self._artifact
-        return metadata(self.name, artifact.version, artifact.info.rows.columns, artifact.info.model)
-
-    @property
-    def schema(self) -> Schema:
-        """The columns of the model."""
-        return self._artifact.info.rows.columns
-
-    @property
-    def model_spec(self) -> ModelSpec:
-        """The `[model]` section of the served artifact."""
-        return self._artifact.info.model
+        return metadata(self.name, self.model.version, self.info.rows.columns, self.info.model)
 
     async def _model_ready(self, request: Request) -> Response:
         self.check_model(**request.path_params)
         return JSONResponse({"name": self.name, "ready": True})
 
     async def _metrics(self, _: Request) -> Response:
-        text = await asyncio.to_thread(self._workers.metrics) if self._workers else self.metrics.text()
-        return Response(text, media_type="text/plain; version=0.0.4")
+        return Response(await asyncio.to_thread(self._all_metrics), media_type="text/plain; version=0.0.4")
 
     async def _infer(self, request: Request) -> Response:
         self.check_model(**request.path_params)
@@ -260,14 +234,16 @@ class ModelServer:
             raise Refusal(400, f"Inference-Header-Content-Length: is not a number of bytes up to {len(body):,}")
         end = len(body) if length is None else int(length)
         with refused_if_malformed():
-            asked = self._reader.read(body[:end], body[end:], self.schema, self.model_spec)
-        found = await self.scores("infer", asked.columns, asked.id or _request_id(request))
+            header, raw = bytes(body[:end]), body[end:]
+            asked = self.reader.read(header, end, raw, lambda: read_infer(
+                json_object(header), raw, self.info.rows.columns, self.info.model))
+        found = await self.scores("infer", asked.columns)
         self.check_model(**request.path_params, answered_by=found.version)
-        header, raw = infer_response(self.name, found.version, asked, all_scores(found))
-        if not asked.is_raw:
-            return JSONResponse(header)
-        text = json.dumps(header).encode()
-        return Response(text + raw, headers={"Inference-Header-Content-Length": str(len(text))},
+        answer, after = infer_response(self.name, found.version, asked, all_scores(found))
+        if not asked.raw_outputs:
+            return JSONResponse(answer)
+        text = json.dumps(answer).encode()
+        return Response(text + after, headers={"Inference-Header-Content-Length": str(len(text))},
                         media_type="application/octet-stream")
 
     async def _score(self, request: Request) -> Response:
@@ -275,23 +251,18 @@ class ModelServer:
         with refused_if_malformed():
             body = json_object(text)
             columns = read_score(body)
-        found = await self.scores("score", columns, _request_id(request, body))
-        return JSONResponse(score_response(body, found, self.model_spec))
+        found = await self.scores("score", columns)
+        return JSONResponse(score_response(body, found, self.info.model))
 
     async def _feedback(self, request: Request) -> Response:
         text = await self._body(request)
         with refused_if_malformed():
-            body = json_object(text)
-            num_rows = self.traffic.feedback.add(body)
-            if not num_rows and self._workers:
-                num_rows = await asyncio.to_thread(self._workers.feedback, body)
-        if not num_rows:
-            raise Refusal(404, "no scores of a request with this id: it is too old, another replica answered it, or it "
-                               "had its labels; send 'scores' and 'version' with the labels")
-        return JSONResponse({"rows": num_rows})
+            version, scores, labels = read_labels(json_object(text))
+        self.traffic.add_labels(version, scores, labels)
+        return JSONResponse({"rows": len(labels)})
 
     async def _retrieve(self, request: Request) -> Response:
-        if not self._served.has_items:
+        if not self.model.has_items:
             raise Refusal(404, "this model scores rows and retrieves no items; model.kind = \"two_tower\" does")
         body = await self._body(request)
         with refused_if_malformed():
@@ -300,11 +271,11 @@ class ModelServer:
         return JSONResponse({"version": found.version, "results": found.results,
                              "errors": [{"row": row, "why": why} for row, why in found.errors]})
 
-    async def scores(self, route: str, rows: RequestColumns, request_id: str = "") -> Scores:
-        """Score rows with the next batch. Labels can be sent later for a request that has an id."""
+    async def scores(self, route: str, rows: RequestColumns) -> Scores:
+        """Score rows with the next batch."""
         started = time.perf_counter()
         found = await self._answer(route, self._batcher, rows)
-        self.traffic.add_answer(found, time.perf_counter() - started, request_id)
+        self.traffic.add_answer(found, time.perf_counter() - started)
         self.metrics.rows.labels("false", found.version).inc(len(found.errors))
         self.metrics.rows.labels("true", found.version).inc(len(rows) - len(found.errors))
         return found
@@ -353,14 +324,6 @@ def _named(variable: str) -> list[str]:
     return [path] if (path := os.environ.get(variable, "")).startswith("/") else []
 
 
-def _request_id(request: Request, body: dict[str, Any] | None = None) -> str:
-    """Return the id under which labels can be sent later."""
-    found = (body or {}).get("id") or request.headers.get("x-request-id", "")
-    if not isinstance(found, str):
-        raise Refusal(400, "'id' is not a string")
-    return found
-
-
 def _busy(what: str) -> Refusal:
     return Refusal(429, what, {"Retry-After": "1"})
 
@@ -386,6 +349,9 @@ def refused_if_malformed() -> Iterator[None]:
     """Turn what cannot be read of a request into its answer."""
     try:
         yield
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        raise Refusal(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise Refusal(400, str(error)) from None
 

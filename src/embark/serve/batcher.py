@@ -1,12 +1,10 @@
-"""Requests that wait a moment for each other and are answered by one call; too many are refused at once."""
+"""Requests that arrive together are answered by one call; too many are refused at once."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 Job = TypeVar("Job")
@@ -17,23 +15,16 @@ class Overloaded(Exception):
     """Raised if more rows are waiting than may."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchLimits:
-    """Settings for batching requests."""
-
-    max_batch_rows: int = 4_096
-    max_wait_ms: float = 0.0  # Longest wait of the first request of a batch for others.
-    max_queued_rows: int = 65_536  # Rows that may wait or be in work; further requests are refused.
-
-
 class Batcher(Generic[Job, Answer]):
     """Calls `answer` in threads of its own, each with the jobs of one batch. Jobs that arrive while all threads are
     busy are shared among them. Without threads the event loop calls it, for answers that take less time than handing
     them to a thread and back."""
 
-    def __init__(self, answer: Callable[[Sequence[Job]], Sequence[Answer]], limits: BatchLimits,
+    def __init__(self, answer: Callable[[Sequence[Job]], Sequence[Answer]], max_batch_rows: int, max_queued_rows: int,
                  num_threads: int = 1) -> None:
-        self._answer, self._limits, self._num_threads = answer, limits, num_threads
+        """`max_queued_rows` may wait or be in work; further jobs are refused."""
+        self._answer, self._num_threads = answer, num_threads
+        self._max_batch_rows, self._max_queued_rows = max_batch_rows, max_queued_rows
         self._queue: asyncio.Queue[tuple[Job, int, asyncio.Future[Answer]]] = asyncio.Queue()
         self._num_last_rows = 1
         self._num_waiting_rows = 0  # Queued rows that no thread has taken yet.
@@ -42,11 +33,11 @@ class Batcher(Generic[Job, Answer]):
     @property
     def is_full(self) -> bool:
         """Tell whether a request as large as the last one would be refused."""
-        return self.num_queued_rows + self._num_last_rows > self._limits.max_queued_rows
+        return self.num_queued_rows + self._num_last_rows > self._max_queued_rows
 
     async def submit(self, job: Job, num_rows: int) -> Answer:
         """Return the job's answer; raise `Overloaded` instead of waiting in too long a queue."""
-        if self.num_queued_rows + num_rows > self._limits.max_queued_rows:
+        if self.num_queued_rows + num_rows > self._max_queued_rows:
             raise Overloaded
         answer: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
         self._num_last_rows = num_rows
@@ -86,16 +77,11 @@ class Batcher(Generic[Job, Answer]):
                 await asyncio.sleep(0)  # others get their turn
 
     async def _batch(self) -> list[tuple[Job, int, asyncio.Future[Answer]]]:
-        batch, limits = [await self._queue.get()], self._limits
-        share = min(limits.max_batch_rows, -(-self._num_waiting_rows // max(1, self._num_threads)))
+        batch = [await self._queue.get()]
+        share = min(self._max_batch_rows, -(-self._num_waiting_rows // max(1, self._num_threads)))
         num_rows = batch[0][1]
         while num_rows < share and not self._queue.empty():
             batch.append(self._queue.get_nowait())
             num_rows += batch[-1][1]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(limits.max_wait_ms / 1000 or None):
-                while limits.max_wait_ms and num_rows < limits.max_batch_rows:
-                    batch.append(await self._queue.get())
-                    num_rows += batch[-1][1]
         self._num_waiting_rows -= num_rows
         return batch

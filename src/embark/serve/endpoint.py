@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import os
 import socket
-import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 
 from embark.errors import UserError
 
@@ -18,40 +16,17 @@ TOKEN = "EMBARK_SERVE_TOKEN"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address, ports and certificate of a server."""
+    """The address and ports of a server."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int | None = None  # None: no gRPC.
-    tls_cert: str = ""  # A PEM file with the certificate and those between it and the root; empty: no TLS.
-    tls_key: str = ""  # A PEM file with its private key; empty: it is in `tls_cert`.
-
-    @property
-    def grpc_address(self) -> tuple[str, int] | None:
-        """The address of gRPC, if the server has it."""
-        return None if self.grpc_port is None else (self.host, self.grpc_port)
 
     def urls(self, port: int, grpc_port: int | None) -> tuple[str, str | None]:
         """Return the addresses of HTTP and gRPC with the ports that the server was given."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         grpc = None if grpc_port is None else f"{host}:{grpc_port}"
-        return f"{'https' if self.tls_cert else 'http'}://{host}:{port}", grpc
-
-    @property
-    def certificate(self) -> tuple[Path, Path] | None:
-        """The certificate and its key, which match."""
-        if not self.tls_cert:
-            if self.tls_key:
-                raise UserError("--tls-key: has no --tls-cert", fix="name the certificate too")
-            return None
-        chain, key = Path(self.tls_cert), Path(self.tls_key or self.tls_cert)
-        try:
-            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, key, password="")
-        except (OSError, ValueError) as error:
-            raise UserError(f"--tls-cert {chain}, --tls-key {key}: cannot be used: "
-                            f"{getattr(error, 'strerror', None) or error}",
-                            fix="name PEM files: a certificate and its private key without a password") from None
-        return chain, key
+        return f"http://{host}:{port}", grpc
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +47,7 @@ def bearer_token() -> str:
     """Return the token of the environment; empty if it is not set."""
     token = os.environ.get(TOKEN)
     if token is not None and (not token or token != token.strip()):
-        raise UserError(f"{TOKEN}: is set, but " + ("has whitespace around it" if token.strip() else "empty"),
+        raise UserError(f"{TOKEN}: is set, but empty or with whitespace around it",
                         fix="set it to the token alone, or unset it to serve without one")
     return token or ""
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import logging
+import tomllib
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from embark.errors import MissingPackage, UserError
 from embark.serve.app import ModelServer, Refusal, all_scores, refused_if_malformed
-from embark.serve.infer_protocol import MAX_REMEMBERED, MAX_REMEMBERED_BYTES, chosen_outputs
+from embark.serve.infer_protocol import InferRequest, chosen_outputs
 from embark.serve.outputs import tensors_of
-from embark.serve.raw_tensors import RawLayout, RawTensors
-from embark.serve.request_rows import RequestColumns
 from embark.serve.tensors import BYTES, DTYPES, read_tensor, tensor_columns
 
 try:
@@ -38,48 +38,21 @@ _CONTENTS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32
 """Which field has the values of a tensor that is not raw; FP16 has none."""
 _IDLE_MS = 300_000
 _HANDSHAKE_MS = 10_000
-_NAME_AND_VERSION = {1: "string name", 2: "string version"}
-_TENSOR = {1: "string name", 2: "string datatype", 3: "repeated int64 shape"}
-# Messages are described here instead of generated, in a pool of their own, so that a client may have its own copy in
-# the same process. `parameters` are left out: nothing here has any, and fields without a description are skipped.
-_MESSAGES: dict[str, dict[int, str]] = {
-    "ServerLiveRequest": {},
-    "ServerLiveResponse": {1: "bool live"},
-    "ServerReadyRequest": {},
-    "ServerReadyResponse": {1: "bool ready"},
-    "ModelReadyRequest": _NAME_AND_VERSION,
-    "ModelReadyResponse": {1: "bool ready"},
-    "ServerMetadataRequest": {},
-    "ServerMetadataResponse": {**_NAME_AND_VERSION, 3: "repeated string extensions"},
-    "ModelMetadataRequest": _NAME_AND_VERSION,
-    "TensorMetadata": _TENSOR,
-    "ModelMetadataResponse": {1: "string name", 2: "repeated string versions", 3: "string platform",
-                              4: "repeated TensorMetadata inputs", 5: "repeated TensorMetadata outputs"},
-    "InferTensorContents": {
-        1: "repeated bool bool_contents", 2: "repeated int32 int_contents", 3: "repeated int64 int64_contents",
-        4: "repeated uint32 uint_contents", 5: "repeated uint64 uint64_contents", 6: "repeated float fp32_contents",
-        7: "repeated double fp64_contents", 8: "repeated bytes bytes_contents"},
-    "InferTensor": {**_TENSOR, 5: "InferTensorContents contents"},
-    "InferRequestedOutputTensor": {1: "string name"},
-    "ModelInferRequest": {
-        1: "string model_name", 2: "string model_version", 3: "string id", 5: "repeated InferTensor inputs",
-        6: "repeated InferRequestedOutputTensor outputs", 7: "repeated bytes raw_input_contents"},
-    "ModelInferResponse": {
-        1: "string model_name", 2: "string model_version", 3: "string id", 5: "repeated InferTensor outputs",
-        6: "repeated bytes raw_output_contents"},
-}
+_MESSAGES: dict[str, dict[str, str]] = tomllib.loads(
+    Path(__file__).with_name("open_inference.toml").read_text(encoding="utf-8"))
 _PACKAGE = "inference"
 SERVICE = f"{_PACKAGE}.GRPCInferenceService"
 
 
 def message_classes() -> dict[str, Any]:
-    """Return the message classes by name."""
+    """Return the message classes by name. They are made here instead of generated, in a pool of their own, so that a
+    client may have its own copy in the same process."""
     file = FileDescriptorProto(name="open_inference.proto", package=_PACKAGE, syntax="proto3")
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
         for number, text in fields.items():
             *repeated, kind, field_name = text.split()
-            field = message.field.add(name=field_name, number=number, label=Field.Label.Value(
+            field = message.field.add(name=field_name, number=int(number), label=Field.Label.Value(
                 "LABEL_REPEATED" if repeated else "LABEL_OPTIONAL"))
             if kind in _MESSAGES:
                 field.type, field.type_name = Field.TYPE_MESSAGE, f".{_PACKAGE}.{kind}"
@@ -93,12 +66,10 @@ def message_classes() -> dict[str, Any]:
 class GrpcServer:
     """Listens as soon as it is made, and answers in the event loop that it is made in."""
 
-    def __init__(self, model: ModelServer, address: tuple[str, int], max_requests: int,
-                 certificate: tuple[bytes, bytes] | None = None, *, is_shared: bool = False) -> None:
-        """`certificate` is the chain and its private key. With `is_shared` other processes may listen on the address
-        too, and the kernel distributes connections."""
+    def __init__(self, model: ModelServer, address: tuple[str, int], max_requests: int, *,
+                 is_shared: bool = False) -> None:
+        """With `is_shared` other processes may listen on the address too, and the kernel distributes connections."""
         self._model, self._messages = model, message_classes()
-        self._layouts: dict[tuple[Any, ...], RawLayout] = {}
         self._server = grpc.aio.server(maximum_concurrent_rpcs=max_requests, options=[
             ("grpc.max_receive_message_length", model.limits.max_body_bytes), ("grpc.so_reuseport", int(is_shared)),
             ("grpc.max_connection_idle_ms", _IDLE_MS), ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS)])
@@ -114,11 +85,7 @@ class GrpcServer:
         host, port = address
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            if certificate is None:
-                self.port = self._server.add_insecure_port(where)
-            else:
-                chain, key = certificate
-                self.port = self._server.add_secure_port(where, grpc.ssl_server_credentials([(key, chain)]))
+            self.port = self._server.add_insecure_port(where)
         except RuntimeError:
             raise UserError(f"{where}: cannot listen there for gRPC",
                             fix="choose another --grpc-port or --host") from None
@@ -175,11 +142,10 @@ class GrpcServer:
         self._model.check_room()
         with self._model.holding(request.ByteSize()):
             with refused_if_malformed():
-                columns = self._columns(request)
-                outputs = chosen_outputs([output.name for output in request.outputs], self._model.model_spec)
-            found = await self._model.scores("grpc infer", columns, request.id)
+                asked = self._read(request)
+            found = await self._model.scores("grpc infer", asked.columns)
         self._model.check_model(request.model_name, request.model_version, answered_by=found.version)
-        tensors = list(tensors_of(outputs, all_scores(found)))
+        tensors = list(tensors_of(asked.outputs, all_scores(found)))
         response = {"model_name": self._model.name, "model_version": str(found.version), "id": request.id}
         if request.raw_input_contents:
             return {**response, "outputs": [tensor for tensor, _ in tensors],
@@ -187,26 +153,21 @@ class GrpcServer:
         return {**response, "outputs": [
             {**tensor, "contents": {"fp32_contents": values.reshape(-1).tolist()}} for tensor, values in tensors]}
 
-    def _columns(self, request: Any) -> RequestColumns:
-        """Read the columns of a request. Clients repeat names, types and shapes, so what was read of them is
-        remembered."""
+    def _read(self, request: Any) -> InferRequest:
         raw, inputs = list(request.raw_input_contents), request.inputs
         if raw and (len(raw) != len(inputs) or any(one.HasField("contents") for one in inputs)):
             raise ValueError("raw_input_contents has all inputs, in their order, or none")
-        alike = tuple((one.name, one.datatype, tuple(one.shape), len(data))
-                      for one, data in zip(inputs, raw, strict=True)) if raw else ()
-        if layout := self._layouts.get(alike):
-            return RawTensors(layout, memoryview(b"".join(raw)))
-        columns = tensor_columns([
-            read_tensor(one.name, one.datatype, list(one.shape), raw[i] if raw else _contents(one))
-            for i, one in enumerate(inputs)], self._model.schema)
-        layout = RawLayout.of(columns, self._model.schema)
-        num_bytes = sum(map(len, raw))
-        if layout and layout.num_bytes == num_bytes and request.ByteSize() - num_bytes <= MAX_REMEMBERED_BYTES:
-            if len(self._layouts) >= MAX_REMEMBERED:
-                self._layouts.clear()
-            self._layouts[alike] = layout
-        return columns
+        names, joined = [output.name for output in request.outputs], b"".join(raw)
+        alike = (tuple(names), *((one.name, one.datatype, tuple(one.shape), len(data))
+                                 for one, data in zip(inputs, raw, strict=True))) if raw else ()
+
+        def parse() -> InferRequest:
+            columns = tensor_columns([
+                read_tensor(one.name, one.datatype, list(one.shape), raw[i] if raw else _contents(one))
+                for i, one in enumerate(inputs)], self._model.info.rows.columns)
+            return InferRequest(columns, chosen_outputs(names, self._model.info.model))
+
+        return self._model.reader.read(alike, request.ByteSize() - len(joined), memoryview(joined), parse)
 
 
 def _contents(tensor: Any) -> Any:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from embark.features.schema import TIME_ROWS, Schema
 from embark.serve.outputs import Output, answer_of, outputs_of, tensors_of
 from embark.serve.raw_tensors import RawLayout, RawTensors
-from embark.serve.request_rows import JsonColumns, RequestColumns, Scores, TensorColumns, check_shared
+from embark.serve.request_rows import JsonColumns, Scores, TensorColumns, check_shared
 from embark.serve.tensors import read_tensor, tensor_columns
 from embark.spec.model import ModelSpec
 
@@ -44,14 +44,10 @@ def _tensor(name: str, datatype: str, *, is_list: bool = False) -> dict[str, Any
 class InferRequest:
     """An inference request."""
 
-    id: str
-    columns: RequestColumns
-    raw_outputs: frozenset[str]  # Names of the outputs that are sent as raw bytes.
+    columns: TensorColumns | RawTensors
     outputs: tuple[Output, ...]  # The requested outputs.
-
-    @property
-    def is_raw(self) -> bool:
-        return bool(self.raw_outputs)
+    id: str = ""
+    raw_outputs: frozenset[str] = frozenset()  # Names of the outputs that are sent as raw bytes over HTTP.
 
 
 def read_infer(header: Mapping[str, Any], raw: memoryview, schema: Schema, model: ModelSpec) -> InferRequest:
@@ -77,29 +73,32 @@ def read_infer(header: Mapping[str, Any], raw: memoryview, schema: Schema, model
     raw_by_name = {output.name: is_raw for output in outputs}
     raw_by_name |= {output["name"]: _parameters(output).get("binary_data", is_raw) for output in asked}
     raw_outputs = frozenset(name for name, wanted in raw_by_name.items() if wanted is True)
-    return InferRequest(request_id, tensor_columns(tensors, schema), raw_outputs, outputs)
+    return InferRequest(tensor_columns(tensors, schema), outputs, request_id, raw_outputs)
 
 
 class InferReader:
     """Reads requests. Clients repeat their headers, so what was read of one is remembered: if all tensors are raw
     numbers, one for each row, only the bytes after the header change."""
 
-    def __init__(self) -> None:
-        self._remembered: dict[bytes, tuple[InferRequest, RawLayout]] = {}
+    def __init__(self, schema: Schema) -> None:
+        """`schema` is the same for all versions."""
+        self._schema = schema
+        self._remembered: dict[Hashable, tuple[InferRequest, RawLayout]] = {}
 
-    def read(self, header: memoryview, raw: memoryview, schema: Schema, model: ModelSpec) -> InferRequest:
-        """Read a request. `header` is JSON; `schema` and `model` are the same for all versions."""
-        text = bytes(header)
-        if (known := self._remembered.get(text)) and known[1].num_bytes == len(raw):
+    def read(self, header: Hashable, header_bytes: int, raw: memoryview,
+             parse: Callable[[], InferRequest]) -> InferRequest:
+        """Read a request by what is known of its header, or by `parse`. `raw` are the bytes of its tensors."""
+        if (known := self._remembered.get(header)) and known[1].num_bytes == len(raw):
             return replace(known[0], columns=RawTensors(known[1], raw))
-        found = read_infer(json_object(text), raw, schema, model)
-        layout = RawLayout.of(found.columns, schema) if isinstance(found.columns, TensorColumns) else None
+        found = parse()
+        assert isinstance(found.columns, TensorColumns)
+        layout = RawLayout.of(found.columns, self._schema)
         if layout is None or layout.num_bytes != len(raw):
             return found
-        if len(text) <= MAX_REMEMBERED_BYTES:
+        if header_bytes <= MAX_REMEMBERED_BYTES:
             if len(self._remembered) >= MAX_REMEMBERED:
                 self._remembered.clear()
-            self._remembered[text] = replace(found, columns=RawTensors(layout, memoryview(b""))), layout
+            self._remembered[header] = replace(found, columns=RawTensors(layout, memoryview(b""))), layout
         return replace(found, columns=RawTensors(layout, raw))
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.features.arrow.row_parser import SplitCell, number_columns
+from embark.features.arrow.row_parser import RowParser, number_columns
 from embark.features.rows import NumberRows
 from embark.features.schema import Schema
-from embark.serve.request_rows import NumberKind, TensorColumns, repeated
+from embark.serve.request_rows import RequestColumns, TensorColumns, repeated
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class RawLayout:
             at += values.nbytes
         sources = [column.source for column in schema.sparse]
         wanted = [*schema.dense, *sources]
-        is_unlabelled = not schema.label and not schema.labels and not schema.split_column
+        is_unlabelled = not schema.label and not schema.labels
         has_matrices = is_unlabelled and bool(sources) and len(set(wanted)) == len(wanted) and \
             not schema.times and number_columns(schema).keys() == set(wanted) <= locations.keys()
         dense = _runs(locations, schema.dense, "<f4") if has_matrices else None
@@ -98,7 +98,7 @@ def _runs(locations: Mapping[str, _Location], names: Sequence[str], dtype: str) 
 
 
 @dataclass(frozen=True, slots=True)
-class RawTensors:
+class RawTensors(RequestColumns):
     """The cells of a request whose layout is known."""
 
     layout: RawLayout
@@ -111,13 +111,12 @@ class RawTensors:
     def names(self) -> Collection[str]:
         return self.layout.locations.keys()
 
-    def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
+    def column(self, name: str, parser: RowParser) -> Any:
         location = self.layout.locations[name]
         found = np.frombuffer(self.data, location.dtype, location.num_rows, location.start)
         return found if location.num_rows == len(self) else repeated(found, len(self))
 
     def numbers(self) -> NumberRows | None:
-        """Return all cells, with keys; None if the columns must be read one by one."""
         layout, data = self.layout, self.data
         if not layout.sparse:
             return None

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from embark.errors import DataError, EmbarkError, Fault
 from embark.export.artifact import Artifact
-from embark.features.arrow.row_parser import Location, RowParser, SplitCell, json_array
+from embark.features.arrow.row_parser import Location, RowParser, json_array
 from embark.features.rows import NumberRows, RawRows
 from embark.serve.outputs import Row
 from embark.serve.score_file import NOT_FINITE
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from embark.trainers.torch.scoring.open_model import ScoringModel
 
 JsonRow = Mapping[str, Any]
-NumberKind = Literal["number", "integer"]
 _MAX_SHARED_BYTES = 64 << 20
 OnRows = Callable[[Artifact, RawRows, Sequence[int]], None]  # Rows of a batch, and how many each request has of them.
 _log = logging.getLogger("embark.serve")
@@ -55,27 +54,32 @@ class Scores:
         return tuple(rows)
 
 
-class RequestColumns(Protocol):
+class RequestColumns:
     """The cells of a request."""
+
+    __slots__ = ()
 
     def __len__(self) -> int:
         """Return the number of rows."""
+        raise NotImplementedError
 
     @property
     def names(self) -> Collection[str]:
         """The columns that a row has."""
+        raise NotImplementedError
 
-    def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
+    def column(self, name: str, parser: RowParser) -> Any:
         """Return the cells of a column as an Arrow array, null where a row has none; as numpy's array if all of them
-        are numbers and the model takes such a `kind`. `split` returns the values of a text that stands beside
-        arrays."""
+        are numbers and the parser takes them."""
+        raise NotImplementedError
 
     def numbers(self) -> NumberRows | None:
         """Return all cells, with keys; None if the columns must be read one by one."""
+        return None
 
 
 @dataclass(frozen=True, slots=True)
-class TensorColumns:
+class TensorColumns(RequestColumns):
     """A column for each tensor of a request."""
 
     num_rows: int
@@ -99,16 +103,12 @@ class TensorColumns:
     def names(self) -> Collection[str]:
         return self.columns.keys()
 
-    def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
+    def column(self, name: str, parser: RowParser) -> Any:
         found = self.columns[name]
         return repeated(found, self.num_rows) if name in self.shared else found
 
-    def numbers(self) -> None:
-        return None
-
-
 @dataclass(frozen=True, slots=True)
-class JsonColumns:
+class JsonColumns(RequestColumns):
     """Rows of JSON; a row without a cell of its own has that of `user`."""
 
     rows: Sequence[JsonRow]
@@ -121,19 +121,15 @@ class JsonColumns:
     def names(self) -> Collection[str]:
         return set(self.user).union(*self.rows)
 
-    def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
+    def column(self, name: str, parser: RowParser) -> Any:
         if name not in self.user:
-            return _cells([row.get(name) for row in self.rows], kind, split)
+            return _cells([row.get(name) for row in self.rows], name, parser)
         if any(name in row for row in self.rows):
-            return _cells([row.get(name, self.user[name]) for row in self.rows], kind, split)
-        return repeated(_cells([self.user[name]], kind, split), len(self.rows))
-
-    def numbers(self) -> None:
-        return None
-
+            return _cells([row.get(name, self.user[name]) for row in self.rows], name, parser)
+        return repeated(_cells([self.user[name]], name, parser), len(self.rows))
 
 @dataclass(frozen=True, slots=True)
-class JoinedColumns:
+class JoinedColumns(RequestColumns):
     """The rows of several requests."""
 
     requests: Sequence[RequestColumns]
@@ -145,10 +141,10 @@ class JoinedColumns:
     def names(self) -> Collection[str]:
         return self.requests[0].names
 
-    def column(self, name: str, kind: NumberKind | None = None, split: SplitCell | None = None) -> Any:
+    def column(self, name: str, parser: RowParser) -> Any:
         """Join the cells of a column; raise if the requests have cells of different types: one would be read as
         another is."""
-        arrays = [request.column(name, kind, split) for request in self.requests]
+        arrays = [request.column(name, parser) for request in self.requests]
         if isinstance(arrays[0], np.ndarray):
             if any(not isinstance(array, np.ndarray) or array.dtype != arrays[0].dtype for array in arrays):
                 raise TypeError(name)
@@ -157,16 +153,13 @@ class JoinedColumns:
             raise TypeError(name)
         return pa.concat_arrays(arrays)
 
-    def numbers(self) -> None:
-        return None
-
-
-def _cells(values: Sequence[Any], kind: NumberKind | None, split: SplitCell | None) -> Any:
+def _cells(values: Sequence[Any], name: str, parser: RowParser) -> Any:
     """Return numbers of JSON as numbers if the text they stand for would be read as the same."""
+    kind = parser.number_columns.get(name)
     if kind and set(map(type, values)) <= ({int, float} if kind == "number" else {int}):
         with suppress(OverflowError):
             return np.array(values, np.float64 if kind == "number" else np.int64)
-    return json_array(values, split)
+    return json_array(values, parser.split_cell)
 
 
 def check_shared(num_bytes: int, num_rows: int) -> None:
@@ -215,7 +208,12 @@ class RequestScorer:
         several = [raw for raw in (joined, *alone.values()) if isinstance(raw, RawRows) and len(raw)]
         num_rows = [len(requests[number]) for number in whole] + [
             len(raw) for raw in alone.values() if isinstance(raw, RawRows) and len(raw)]
-        scores, at = self._score_rows(RawRows.join(several), num_rows) if several else np.empty(0, np.float32), 0
+        scores, at = np.empty(0, np.float32), 0
+        if several:
+            together = RawRows.join(several)
+            if self.on_rows:
+                self.on_rows(self.artifact, together, num_rows)  # before the encoder changes the dense values
+            scores = self._score(together)
         answers: dict[int, Scores | EmbarkError] = {}
         for number in (*whole, *alone):
             raw, rows = alone.get(number), requests[number]
@@ -260,10 +258,9 @@ class RequestScorer:
         return whole, raw.select(np.repeat(is_whole, nums))
 
     def _rows(self, rows: RequestColumns) -> RawRows:
-        numbers, kinds, split = np.arange(len(rows)), self._parser.number_columns, self._parser.split_cell
-        location = Location(numbers, numbers, len(rows))
-        return self._encoder.readable(self._parser.parse(
-            lambda name: rows.column(name, kinds.get(name), split), location, "the request"))
+        numbers, parser = np.arange(len(rows)), self._parser
+        return self._encoder.readable(parser.parse(
+            lambda name: rows.column(name, parser), Location(numbers, numbers, len(rows)), "the request"))
 
     def _lacking(self, rows: RequestColumns) -> DataError | None:
         given = rows.names
@@ -271,11 +268,6 @@ class RequestScorer:
             if name not in given:
                 return DataError(f"no row has column {name!r}, which the model takes", fix="send it; null: missing")
         return None
-
-    def _score_rows(self, raw: RawRows, num_rows: Sequence[int]) -> NDArray[np.float32]:
-        if self.on_rows:
-            self.on_rows(self.artifact, raw, num_rows)  # before the encoder changes the dense values
-        return self._score(raw)
 
     def parse(self, rows: RequestColumns) -> RawRows | EmbarkError:
         """Return the readable rows of a request, or why there are none."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field
 
 from embark.errors import DataError, EmbarkError
 from embark.export.artifact import Artifact
@@ -22,13 +23,14 @@ Value = int | str
 Floats = NDArray[np.float32]
 
 
-@dataclass(frozen=True, slots=True)
-class RetrieveRequest:
+class RetrieveRequest(BaseModel):
     """Users, and how many items are wanted for each."""
 
-    users: tuple[Mapping[str, Any], ...]
-    k: int
-    exclude: frozenset[Value]
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    users: list[dict[str, Any]]
+    k: int = Field(default=20, ge=1, le=MAX_K)
+    exclude: list[Value] = Field(default=[], max_length=MAX_EXCLUDED)
 
     def __len__(self) -> int:
         return len(self.users)
@@ -45,23 +47,14 @@ class RetrieveResponse:
 
 def read_retrieve(body: Mapping[str, Any]) -> RetrieveRequest:
     """Read `{"user": {…}}` or `{"users": [{…}, …]}`, with `k` and `exclude`."""
-    if unknown := sorted(set(body) - {"user", "users", "k", "exclude"}):
-        raise ValueError(f"{unknown[0]!r} is unknown; a request has 'user' or 'users', 'k' and 'exclude'")
     if ("user" in body) == ("users" in body):
         raise ValueError("a request has either 'user', an object, or 'users', an array of objects")
-    users = [body["user"]] if "user" in body else body["users"]
-    if not isinstance(users, list) or not all(isinstance(user, dict) for user in users):
-        raise ValueError("'user' is not an object, or 'users' not an array of objects")
-    k, exclude = body.get("k", 20), body.get("exclude", [])
-    if type(k) is not int or not 1 <= k <= MAX_K:
-        raise ValueError(f"'k' is not a whole number from 1 to {MAX_K:,}")
-    is_list = isinstance(exclude, list) and len(exclude) <= MAX_EXCLUDED
-    if not is_list or not all(type(one) in (int, str) for one in exclude):
-        raise ValueError(f"'exclude' is not an array of up to {MAX_EXCLUDED:,} item ids")
-    if len(users) * (k + len(exclude)) > MAX_FOUND:
-        raise ValueError(f"{len(users):,} users with 'k' and 'exclude' of {k + len(exclude):,} items are more than "
-                         f"{MAX_FOUND:,} in all; ask for fewer users at once")
-    return RetrieveRequest(tuple(users), k, frozenset(exclude))
+    user = {"users": [body["user"]]} if "user" in body else {}
+    asked = RetrieveRequest.model_validate({name: value for name, value in body.items() if name != "user"} | user)
+    if len(asked) * (asked.k + len(asked.exclude)) > MAX_FOUND:
+        raise ValueError(f"{len(asked):,} users with 'k' and 'exclude' of {asked.k + len(asked.exclude):,} items are "
+                         f"more than {MAX_FOUND:,} in all; ask for fewer users at once")
+    return asked
 
 
 class Retriever:
@@ -90,19 +83,21 @@ class Retriever:
             num = min(request.k + len(request.exclude), int(self._index.ntotal))
             vectors = np.ascontiguousarray(self._user_vectors(raw), np.float32)
             scores, found = self._index.search(vectors, num)
+            excluded = frozenset(request.exclude)
             for position, own, items in zip(raw.positions.tolist(), scores, found, strict=True):
-                results[position] = self._chosen(own / self._temperature, items, request)
+                results[position] = self._chosen(own / self._temperature, items, request.k, excluded)
         return RetrieveResponse(tuple(results), tuple((row, why.get(row, rest)) for row, one in enumerate(results)
                                                if one is None), self._version)
 
-    def _chosen(self, scores: Floats, found: NDArray[np.int64], request: RetrieveRequest) -> dict[str, list[Any]]:
+    def _chosen(self, scores: Floats, found: NDArray[np.int64], k: int, excluded: frozenset[Value],
+                ) -> dict[str, list[Any]]:
         items: list[Value] = []
         kept: list[float] = []
         for score, position in zip(scores.tolist(), found.tolist(), strict=True):
-            if position >= 0 and (value := self._values[position]) not in request.exclude:
+            if position >= 0 and (value := self._values[position]) not in excluded:
                 items.append(value)
                 kept.append(score)
-        return {"items": items[: request.k], "scores": kept[: request.k]}
+        return {"items": items[:k], "scores": kept[:k]}
 
 
 def _item_columns(artifact: Artifact) -> list[str]:
@@ -129,5 +124,5 @@ def open_retriever(scorer: RequestScorer, user_vectors: Callable[[RawRows], Floa
         raise DataError(f"{scorer.artifact.folder}: its item index has {index.ntotal} items instead of "
                         f"{info.num_items}", fix="export the run again")
     retriever = Retriever(scorer, user_vectors, index)
-    retriever.retrieve([RetrieveRequest((dict.fromkeys(scorer.columns),), 1, frozenset())])
+    retriever.retrieve([RetrieveRequest(users=[dict.fromkeys(scorer.columns)], k=1)])
     return retriever

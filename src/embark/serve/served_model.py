@@ -8,12 +8,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 from embark.errors import DataError, EmbarkError
 from embark.export.artifact import Artifact
 from embark.formatting import pluralize
 from embark.serve.infer_protocol import metadata
-from embark.serve.outputs import outputs_of
 from embark.serve.request_rows import OnRows, RequestColumns, RequestScorer, Scores
 from embark.serve.retrieve import RetrieveRequest, RetrieveResponse
 
@@ -30,12 +31,20 @@ class VersionChange:
     fix: str = ""
 
 
+class Load(Protocol):
+    """Loads a version and scores something with it. A delta may use up the version that it is loaded onto."""
+
+    def __call__(self, version: int | None, onto: RequestScorer | None = None) -> RequestScorer: ...
+
+
 class ServedModel:
     """Scores requests with one version until `switch`, and keeps a sample of them in memory."""
 
-    def __init__(self, scorer: RequestScorer, name: str = "") -> None:
-        """`name` is what clients call the model; by default the name of its run."""
-        self.scorer, self._is_named = scorer, bool(name)  # The scorer of the active version.
+    def __init__(self, scorer: RequestScorer, name: str = "", load: Load | None = None) -> None:
+        """`name` is what clients call the model; by default the name of its run. `load` loads other versions."""
+        self.scorer, self._is_named, self._load = scorer, bool(name), load  # The scorer of the active version.
+        self._prepared: RequestScorer | None = None
+        self.previous: RequestScorer | None = None  # The version before this one; None if it cannot take a delta.
         self.name = name or _run_name(scorer.artifact)
         self.current: int | None = scorer.artifact.version  # The version in `current.json`, if it is polled.
         self.refused: VersionChange | None = None
@@ -109,11 +118,10 @@ class ServedModel:
             raise DataError(f"its run is called {_run_name(other)!r}, and the model that is served {self.name!r}",
                             fix=f"embark serve --name {self.name} serves versions of runs of any name")
         if _signature(other) != _signature(answering):
-            differing = [str(tensor["name"]) for tensor in _signature(other) + _signature(answering)
-                         if tensor not in _signature(other) or tensor not in _signature(answering)]
-            outputs = [one.name for model in (other, answering) for one in outputs_of(model.info.model)]
-            has = "has other outputs" if differing[0] in outputs else "takes other columns"
-            raise DataError(f"it {has} than version {answering.version}, beginning with {differing[0]!r}",
+            ours, theirs = _signature(answering), _signature(other)
+            differing = next(one["name"] for one in theirs + ours if one not in ours or one not in theirs)
+            raise DataError(f"it has other inputs or outputs than version {answering.version}, beginning with "
+                            f"{differing!r}",
                             fix="export a model of the same columns, or serve this one from a URI of its own")
         if (answering.info.item_index is None) != (other.info.item_index is None):
             raise DataError(f"it is {'no' if other.info.item_index is None else 'a'} retrieval model, unlike version "
@@ -129,17 +137,43 @@ class ServedModel:
             raise DataError(f"{pluralize(num_lost, 'recorded row')} that version {answering.version} gave a score got "
                             f"none: {why}", fix="score rows with it by `embark score --version`, and export another")
 
-    def switch(self, scorer: RequestScorer) -> None:
+    def prepare(self, wanted: int) -> None:
+        """Load a version beside the active one, and check it. Raises if it is rejected."""
+        previous, self.previous = self.previous, None  # where this fails half of a delta may be in its tables
+        self._prepared = None
+        assert self._load is not None
+        scorer = self._load(wanted, None if previous is None or self.is_in_use(previous.artifact) else previous)
+        self.check(scorer)
+        self._prepared = scorer
+
+    def discard(self) -> None:
+        """Forget the prepared version."""
+        self._prepared = None
+
+    def switch(self) -> set[Path]:
+        """Answer with the prepared version. Return the folders of this version and of the one before."""
+        scorer, self._prepared, before = self._prepared, None, self.scorer
+        assert scorer is not None
+        self.answer_with(scorer)
+        self.previous = before if scorer.artifact.deltas else None
+        return {*before.artifact.folders, *scorer.artifact.folders}
+
+    def answer_with(self, scorer: RequestScorer) -> None:
         """Answer with the scorer from the next batch on, its towers and item index together."""
         change = VersionChange(scorer.artifact.version, self.artifact.version)
         scorer.on_rows = self.scorer.on_rows
         with self._lock:
             self._uses += Counter()  # drops zeros: an identity is used again once its artifact is gone
             self.scorer, self.refused = scorer, None
-        self.report(change)
+        self._report(change)
 
-    def report(self, change: VersionChange) -> None:
-        """Tell all listeners about a change."""
+    def set_state(self, current: int | None, refused: VersionChange | None) -> None:
+        """Set the version in `current.json`, and why it does not answer; listeners hear of a new reason."""
+        before, self.current, self.refused = self.refused, current, refused
+        if refused and refused != before:
+            self._report(refused)
+
+    def _report(self, change: VersionChange) -> None:
         for listener in self.listeners:
             listener(change)
 

@@ -9,7 +9,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -24,14 +24,14 @@ try:
 except ModuleNotFoundError as error:
     raise MissingPackage(f"embark serve needs {error.name}, which is not installed",
                          fix="pip install 'embark-rec[serve]'") from None
-from embark.serve.batcher import BatchLimits
 from embark.serve.served_model import ServedModel, VersionChange
-from embark.serve.version_poller import Load, VersionPoller, VersionSwitcher, load_first, load_scorer
+from embark.serve.traffic import TrafficLog, about_version
+from embark.serve.version_poller import VersionPoller, load_first, load_scorer
 from embark.serve.worker import WorkerSettings
 from embark.serve.worker_pool import WorkerPool
 
 MAX_WORKERS = 8  # Workers that are started unless more are asked for; torch's threads use the other cores.
-_NUM_THREADS = 2  # Scoring threads: one computes while the other reads its requests.
+NUM_THREADS = 2  # Scoring threads: one computes while the other reads its requests.
 _WORKER_THREADS = 0  # Scoring threads of a worker: each worker has a core, and others read requests meanwhile.
 _log = logging.getLogger("embark.serve")
 
@@ -60,73 +60,49 @@ def serve(
         raise UserError(f"--poll-s {poll_s:g}: out of range", fix="seconds, such as 10; 0: never")
     if "://" in record:
         raise UserError(f"--record {record}: is no folder of this machine", fix="name a folder, or a mounted volume")
+    limits, device = limits or ServeLimits(num_threads=NUM_THREADS), device or ScoringDevice()
+    if limits.max_queued_rows < 1:
+        raise UserError(f"--max-queued-rows {limits.max_queued_rows}: out of range", fix="at least one row")
     poll_s = 0.0 if version is not None else poll_s
-    limits, device = limits or ServeLimits(num_threads=_NUM_THREADS), device or ScoringDevice()
     num_workers = workers_on(device) if workers is None else workers
     if num_workers < 1 or (num_workers > 1 and _has_gpu(device)):
         raise UserError(f"--workers {num_workers}: " + (
             "a GPU is served by one process" if num_workers > 1 else "is no number of processes"),
             fix="leave out --workers, or serve with --device cpu")
     load = partial(load_scorer, uri, model_file=model_file, device=device)
-    server = _Server(uri, name, endpoint or Endpoint(), version, poll_s, record, on_start, on_change)
-    if num_workers > 1:
-        load = partial(load, device=replace(device, kind="cpu"), is_checked=True)
-        server.run_workers(load, limits_of_worker(limits, num_workers), num_workers)
-    else:
-        server.run_alone(load, limits)
-
-
-@dataclass(frozen=True, slots=True)
-class _Server:
-    """A server: the model it answers with, its endpoint, and the callbacks for its start and for a change of
-    version."""
-
-    uri: str
-    name: str
-    endpoint: Endpoint
-    version: int | None
-    poll_s: float
-    record: str
-    on_start: Callable[[Listening], None]
-    on_change: Callable[[VersionChange], None]
-
-    def run_alone(self, load: Load, limits: ServeLimits) -> None:
-        """Serve with this process."""
+    endpoint = endpoint or Endpoint()
+    if num_workers == 1:
         num_sharing = _share_cores(limits.num_threads)
         from embark.trainers.torch.scoring.cpu_model import shared_cores
 
         gc.freeze()  # The collector looks no more through what was imported, for tens of ms while requests wait.
-        scorer, refused = load_first(self.uri, self.version, load)
-        model = ServedModel(scorer, self.name)
+        scorer, refused = load_first(uri, version, load)
+        model = ServedModel(scorer, name, load)
         if scorer.model and scorer.model.is_quick:
             limits = replace(limits, num_threads=0)
         del scorer  # its memory is released when another version takes over
         model.record_empty_request()
-        model.listeners.append(self.on_change)
+        model.listeners.append(on_change)
         if refused:
-            model.current, model.refused = refused.version, refused
-            model.report(refused)
-        poller = VersionPoller(self.uri, model, VersionSwitcher(model, load), self.poll_s)
-        with poller.running(), shared_cores(num_sharing):
-            serve_scorer(model, self.endpoint, limits, self.on_start, self.record)
-
-    def run_workers(self, load: Load, limits: ServeLimits, num_workers: int) -> None:
-        """Serve with several processes, each with these limits."""
-        token, certificate, num_threads = bearer_token(), self.endpoint.certificate, _threads_of_worker(num_workers)
-        with shared_grpc_address(self.endpoint) as grpc_address:
-            settings = WorkerSettings(
-                self.uri, self.name, load, limits, token, certificate, grpc_address, num_threads)
-            pool = WorkerPool(settings, num_workers, self.on_change)
-            try:
-                model, device = pool.start(self.version)
-                with listen(self.endpoint.host, self.endpoint.port) as listener:
-                    host, port = listener.getsockname()[:2]
-                    url, grpc = self.endpoint.urls(port, grpc_address and grpc_address[1])
-                    listening = Listening(url, grpc, model, pool.version, bool(token), device, num_workers, num_threads)
-                    with pool.polling(self.poll_s), pool.recording(_folder(self.record, port), f"{host}:{port}"):
-                        pool.run(listener, lambda: self.on_start(listening))
-            finally:
-                pool.stop()
+            model.set_state(refused.version, refused)
+        with VersionPoller(uri, model, poll_s).running(), shared_cores(num_sharing):
+            serve_scorer(model, endpoint, limits, on_start, record)
+        return
+    load = partial(load, device=replace(device, kind="cpu"), is_checked=True)
+    token, num_threads = bearer_token(), _threads_of_worker(num_workers)
+    with shared_grpc_address(endpoint) as grpc_address:
+        pool = WorkerPool(WorkerSettings(uri, name, load, limits_of_worker(limits, num_workers), token, grpc_address,
+                                         num_threads), num_workers, on_change)
+        try:
+            name, where = pool.start(version)
+            with listen(endpoint.host, endpoint.port) as listener:
+                host, port = listener.getsockname()[:2]
+                url, grpc = endpoint.urls(port, grpc_address and grpc_address[1])
+                listening = Listening(url, grpc, name, pool.version, bool(token), where, num_workers, num_threads)
+                with pool.polling(poll_s), pool.recording(_folder(record, port), f"{host}:{port}"):
+                    pool.run(listener, lambda: on_start(listening))
+        finally:
+            pool.stop()
 
 
 def workers_on(device: ScoringDevice) -> int:
@@ -142,10 +118,10 @@ def _has_gpu(device: ScoringDevice) -> bool:
 
 def limits_of_worker(limits: ServeLimits, num_workers: int) -> ServeLimits:
     """Return one process's share of what may wait, with room for at least one request."""
-    queued, buffered = limits.batch.max_queued_rows, limits.max_buffered_bytes
-    return replace(limits, num_threads=_WORKER_THREADS, max_buffered_bytes=max(
-        buffered // num_workers, min(buffered, 2 * limits.max_body_bytes)), batch=replace(
-        limits.batch, max_queued_rows=max(queued // num_workers, min(queued, limits.max_request_rows))))
+    queued, buffered = limits.max_queued_rows, limits.max_buffered_bytes
+    return replace(limits, num_threads=_WORKER_THREADS,
+                   max_buffered_bytes=max(buffered // num_workers, min(buffered, 2 * limits.max_body_bytes)),
+                   max_queued_rows=max(queued // num_workers, min(queued, limits.max_request_rows)))
 
 
 def _share_cores(num_threads: int) -> int:
@@ -165,15 +141,6 @@ def _threads_of_worker(num_workers: int) -> int:
     return max(1, num)
 
 
-def serve_limits(*, max_wait_ms: float, max_queued_rows: int) -> ServeLimits:
-    """Return the default limits with these two changed."""
-    if not 0 <= max_wait_ms <= 10_000 or max_queued_rows < 1:
-        raise UserError(f"--max-wait-ms {max_wait_ms:g}, --max-queued-rows {max_queued_rows}: out of range",
-                        fix="0 to 10,000 ms, and at least one row")
-    return ServeLimits(batch=BatchLimits(max_wait_ms=max_wait_ms, max_queued_rows=max_queued_rows),
-                       num_threads=_NUM_THREADS)
-
-
 def _folder(record: str, port: int) -> Path | None:
     """Return the folder for the traffic records of this server, next to the folders of other servers."""
     return Path(record).expanduser() / f"{socket.gethostname()}-{port}" if record else None
@@ -185,7 +152,7 @@ def serve_scorer(
 ) -> None:
     """Serve any scorer, and the versions that others switch it to."""
     endpoint, token = endpoint or Endpoint(), bearer_token()
-    model, certificate = ModelServer(served, limits or ServeLimits(), token), endpoint.certificate
+    model = ModelServer(served, limits or ServeLimits(), token)
     with listen(endpoint.host, endpoint.port) as listener:
         host, port = listener.getsockname()[:2]
 
@@ -193,5 +160,17 @@ def serve_scorer(
             url, grpc = endpoint.urls(port, grpc_port)
             on_start(Listening(url, grpc, model.name, served.version, bool(token), served.scorer.device))
 
-        with model.traffic.running(_folder(record, port), f"{host}:{port}"):
-            serve_requests(model, certificate, endpoint.grpc_address, started, listener=listener)
+        log = TrafficLog()
+
+        def changed(change: VersionChange) -> None:
+            if change.refused:
+                log.add_refused(change)
+            else:
+                log.add_version(about_version(served))
+
+        model.metrics.registry.register(log)
+        served.listeners.append(changed)
+        with log.recording(_folder(record, port), f"{host}:{port}", about_version(served),
+                           lambda: [model.traffic.take()]), model.traffic.running():
+            grpc_address = None if endpoint.grpc_port is None else (endpoint.host, endpoint.grpc_port)
+            serve_requests(model, grpc_address, started, listener=listener)

@@ -27,15 +27,16 @@ class ServerMetrics:
                             ("scored", "version"), registry=registry)
         self.seconds = Histogram("embark_serve_request_seconds", "Time from a request's last byte to its answer.",
                                  ("route",), registry=registry, buckets=_BUCKETS_S)
-        Gauge("embark_serve_queued_rows", "Rows that wait or are in work.", registry=registry).set_function(
-            num_queued_rows)
         self.in_flight = Gauge("embark_serve_requests_in_flight", "Requests that wait or are in work.",
                                registry=registry)
-        Gauge("embark_serve_workers", "Processes that answer.", registry=registry).set(1)
-        Gauge("embark_serve_version", "The version that answers.", registry=registry).set_function(
-            lambda: model.version)
-        Gauge("embark_serve_current_version", "The version that is current at its URI; NaN: it cannot be read.",
-              registry=registry).set_function(lambda: math.nan if model.current is None else model.current)
+        gauges: dict[str, tuple[str, Callable[[], float]]] = {
+            "queued_rows": ("Rows that wait or are in work.", num_queued_rows),
+            "workers": ("Processes that answer.", lambda: 1),
+            "version": ("The version that answers.", lambda: model.version),
+            "current_version": ("The version that is current at its URI; NaN: it cannot be read.",
+                                lambda: math.nan if model.current is None else model.current)}
+        for name, (about, value) in gauges.items():
+            Gauge(f"embark_serve_{name}", about, registry=registry).set_function(value)
         changes = Counter("embark_serve_version_changes", "Versions that became current, by what became of them.",
                           ("result",), registry=registry)
         for result in ("switched", "refused"):

@@ -1,5 +1,5 @@
 """What a server is asked and answers, counted in windows of ten seconds: for Prometheus, and as events for `embark
-watch` and `embark diagnose`. Requests leave only references behind; a thread counts them, in a share of the CPU."""
+watch` and `embark diagnose`. Requests leave only references behind; a thread counts them, and a sample of the rows."""
 
 from __future__ import annotations
 
@@ -8,18 +8,19 @@ import os
 import threading
 import time
 from bisect import bisect_right
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
 from random import random
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from prometheus_client.core import GaugeMetricFamily, Metric
+from pydantic import BaseModel, ConfigDict, Field
 
 from embark.events.drift import NUM_SCORE_BINS, score_bins
 from embark.events.events import Event, RotatingEventLog
@@ -30,19 +31,12 @@ from embark.serve.request_rows import Scores
 from embark.serve.served_model import ServedModel, VersionChange
 
 COUNT_EVERY_S = 1.0
-MAX_CPU_SHARE = 0.005  # Share of a core; rows beyond it are left out. It delays one of 200 requests, so that p99 stays.
-FIRST_CPU_S = 0.2  # Seconds that may be spent before the share applies.
-MAX_HELD_ROWS = 32_768  # Rows of requests that wait to be counted.
-MAX_HELD_SCORES = 1 << 20
-COLUMNS_EVERY_S, COLUMNS_EVERY_ROWS = 60.0, 2_000  # The larger part of an event is written less often.
+MAX_HELD_SCORES = 1 << 20  # Scores, also those that came with labels, that wait to be counted.
 _ROUTES = ("/score", "/infer", "/invocations", "grpc ModelInfer", os.environ.get("AIP_PREDICT_ROUTE") or "/score")
 _EDGES_S = LATENCIES_S.tolist()
-MAX_REQUESTS, MAX_ROWS = 65_536, 1 << 20  # Requests and rows whose scores are kept until their labels arrive.
-MAX_ID_CHARS = 256
-MAX_VERSIONS = 16  # Versions whose labels are counted in one window: clients name them, and each becomes an event.
-KnownScores = Sequence[float | None] | NDArray[np.float64]  # NaN, and in JSON None, of a row without a score.
-_FEEDBACK_USAGE = """send {"id": "…", "labels": [0, 1, null, …]}, or {"version": 1, "scores": […], "labels": […]}"""
+MAX_VERSIONS = 16  # Versions that are counted in one window: clients name those of labels, and each becomes an event.
 Window = dict[int, dict[str, Any]]  # The contents of a `traffic` event of one process, by version.
+Floats = NDArray[np.float64]
 _log = logging.getLogger("embark.serve")
 
 
@@ -53,24 +47,36 @@ class TrafficLog:
         self.record = TrafficRecord()
         self._log: RotatingEventLog | None = None
         self._opening = Event("serve")  # The event that begins a log, with the active version.
+        self._url = ""
         self._written_s = time.time()
         self._metrics: dict[str, Any] = {}
         self._lock = threading.RLock()
 
-    def open(self, folder: Path | None) -> None:
-        """Write to `events.jsonl` in the folder too."""
-        self._log = RotatingEventLog(folder / "events.jsonl") if folder else None
+    @contextmanager
+    def recording(self, folder: Path | None, url: str, version: Mapping[str, Any],
+                  take: Callable[[], Sequence[Window]]) -> Iterator[None]:
+        """Record what `take` returns, the windows of all processes, while the block runs; with a folder, write it to
+        `events.jsonl` there too. `version` describes the active version."""
+        self._log, self._url = RotatingEventLog(folder / "events.jsonl") if folder else None, url
+        self.add_version(version, is_start=True)
+        stopping = threading.Event()
 
-    def close(self) -> None:
-        """End the record of the server."""
-        self.add(Event("serve_end"))
-        if self._log:
-            self._log.close()
+        def run() -> None:
+            while not stopping.wait(COUNT_EVERY_S):
+                if time.time() // WINDOW_S != self._written_s // WINDOW_S:  # at the same time on all replicas
+                    self.write(take())
 
-    @property
-    def is_due(self) -> bool:
-        """Tell whether a window has ended, at the same time on all replicas."""
-        return time.time() // WINDOW_S != self._written_s // WINDOW_S
+        thread = threading.Thread(target=run, name="embark-record", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            stopping.set()
+            thread.join(10)
+            self.write(take())
+            self.add(Event("serve_end"))
+            if self._log:
+                self._log.close()
 
     def write(self, windows: Sequence[Window]) -> None:
         """Write the window of each process that ends now: an event for each version that answered in it."""
@@ -84,6 +90,11 @@ class TrafficLog:
                     "version": version, "seconds": round(seconds, 3) if version == answering else 0, **values}),
                     with_metrics=version == answering)
 
+    def add_version(self, version: Mapping[str, Any], *, is_start: bool = False) -> None:
+        """Record the version that answers from now on."""
+        self._opening = Event("serve", {**version, "is_start": is_start, "url": self._url})
+        self.add(self._opening)
+
     def add_refused(self, change: VersionChange) -> None:
         """Record a version that was rejected."""
         self.add(Event("version_refused", {"version": change.version or 0, "why": change.refused}))
@@ -92,8 +103,6 @@ class TrafficLog:
         """Write an event. A full disk or a deleted folder stops no answer."""
         with self._lock:
             self.record.add(event)
-            if event.kind == "serve":
-                self._opening = event
             if with_metrics:
                 self._metrics = self.record.metrics()
                 event = replace(event, values={**event.values, **self._metrics})
@@ -133,130 +142,74 @@ def _sum(one: Any, other: Any) -> Any:
     return one + other
 
 
-class LabelSums:
-    """Sums of one version since they were last written."""
-
-    def __init__(self) -> None:
-        self.num = np.zeros(NUM_SCORE_BINS, np.int64)
-        self.predicted, self.clicks = np.zeros(NUM_SCORE_BINS), np.zeros(NUM_SCORE_BINS)
-
-    def add(self, scores: NDArray[np.float64], labels: NDArray[np.float64]) -> None:
-        """Add rows that have a score and a label."""
-        bins = score_bins(scores)
-        for total, weights in ((self.num, None), (self.predicted, scores), (self.clicks, labels)):
-            total += np.bincount(bins, weights, NUM_SCORE_BINS).astype(total.dtype)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"num": self.num.tolist(), "predicted": [round(one, 6) for one in self.predicted.tolist()],
-                "clicks": self.clicks.tolist()}
+def about_version(model: ServedModel) -> dict[str, Any]:
+    """Describe the active version, with the statistics that its requests are compared with."""
+    artifact = model.artifact
+    reference = artifact.reference
+    columns = [{"name": one.name, "kind": one.kind, "labels": one.labels, "counts": one.counts}
+               for one in reference.columns]
+    return {"model": model.name, "version": artifact.version, "uri": artifact.uri, "run": artifact.info.run,
+            "step": artifact.info.step, "reference": {**reference.model_dump(exclude={"columns"}), "columns": columns}}
 
 
-class Feedback:
-    """Scores of the last requests with an id, which `/feedback` joins with the labels that arrive later."""
+class _Labels(BaseModel):
+    """The body of `/feedback`."""
 
-    def __init__(self) -> None:
-        self._scores: OrderedDict[str, tuple[int, KnownScores]] = OrderedDict()
-        self._num_rows = 0
-        self._sums: dict[int, LabelSums] = {}
-        self._lock = threading.Lock()
+    model_config = ConfigDict(strict=True)
 
-    def keep(self, request_id: str, found: Scores) -> None:
-        """Keep the scores of a request for labels that may come."""
-        scores = found.values.astype(np.float64)
-        if len(request_id) > MAX_ID_CHARS or scores.ndim > 1 or np.isnan(scores).all():  # only of one task
-            return
-        with self._lock:
-            self._drop(request_id)
-            self._scores[request_id] = found.version, scores
-            self._num_rows += len(found)
-            while len(self._scores) > MAX_REQUESTS or self._num_rows > MAX_ROWS:
-                self._drop(next(iter(self._scores)))
+    version: int = Field(gt=0, lt=1 << 53)
+    scores: list[Annotated[float, Field(ge=0, le=1)] | None] = Field(min_length=1)
+    labels: list[Literal[0, 1] | None]
 
-    def _drop(self, request_id: str) -> None:
-        if found := self._scores.pop(request_id, None):
-            self._num_rows -= len(found[1])
 
-    def add(self, body: Mapping[str, Any]) -> int:
-        """Return how many rows had a score and a label; 0 if no scores of the request are known. Raises ValueError."""
-        labels, request_id = body.get("labels"), body.get("id")
-        if not isinstance(labels, list) or not labels or not all(one is None or one in (0, 1) for one in labels):
-            raise ValueError(f"'labels' is no array of 0, 1 and null; {_FEEDBACK_USAGE}")
-        if "scores" in body:
-            version, scores = body.get("version"), body["scores"]
-            if type(version) is not int or not 0 < version < 1 << 53 or not isinstance(scores, list) or not all(
-                    one is None or (isinstance(one, int | float) and 0 <= one <= 1) for one in scores):
-                raise ValueError(f"'version' is no number, or 'scores' no array of probabilities; {_FEEDBACK_USAGE}")
-            if version not in self._sums and len(self._sums) >= MAX_VERSIONS:
-                raise ValueError(f"labels of {MAX_VERSIONS} other versions came in the last seconds; send them later")
-            found: tuple[int, KnownScores] = version, scores
-        elif isinstance(request_id, str):
-            with self._lock:
-                known = self._scores.get(request_id)
-                if known is None:
-                    return 0
-                if len(known[1]) == len(labels):
-                    self._drop(request_id)
-            found = known
-        else:
-            raise ValueError(_FEEDBACK_USAGE)
-        if len(found[1]) != len(labels):
-            raise ValueError(f"{len(labels)} labels, and the request has {len(found[1])} scores")
-        scores_of, labels_of = (np.array(one, np.float64) for one in (found[1], labels))
-        is_both = np.isfinite(scores_of) & np.isfinite(labels_of)
-        with self._lock:
-            self._sums.setdefault(found[0], LabelSums()).add(scores_of[is_both], labels_of[is_both])
-        return len(labels)
-
-    def take(self) -> dict[int, LabelSums]:
-        """Return what came since the last call, by version."""
-        with self._lock:
-            taken, self._sums = self._sums, {}
-        return taken
+def read_labels(body: Mapping[str, Any]) -> tuple[int, Floats, Floats]:
+    """Return the version of a request to `/feedback`, and the scores and labels of its rows; NaN where one has none."""
+    asked = _Labels.model_validate(body)
+    if len(asked.scores) != len(asked.labels):
+        raise ValueError(f"{len(asked.labels)} labels, and {len(asked.scores)} scores")
+    return asked.version, np.array(asked.scores, np.float64), np.array(asked.labels, np.float64)
 
 
 @dataclass(slots=True)
 class _Counts:
-    """Counts of one version since they were last written."""
+    """Counts of one version since they were last taken."""
 
     latency: Counter[int] = field(default_factory=Counter)
     num_rows: int = 0
     num_unscored: int = 0
     scores: NDArray[np.int64] = field(default_factory=lambda: np.zeros(NUM_SCORE_BINS, np.int64))
+    labels: Floats = field(default_factory=lambda: np.zeros((3, NUM_SCORE_BINS)))  # Labels, their scores, and clicks.
+    columns: list[list[NDArray[np.int64]]] = field(default_factory=list)  # Rows by column and bin; last, missing ones.
+    num_sampled: int = 0  # Rows in `columns`.
 
-
-@dataclass(slots=True)
-class _ColumnCounts:
-    counts: list[NDArray[np.int64]]
-    missing: NDArray[np.int64]
-    since_s: float
-    num_rows: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class _HeldBatch:
-    """A row of each request of a batch."""
-
-    artifact: Artifact
-    raw: RawRows
-    chosen: list[int]
-    dense: NDArray[np.float32]  # A copy: scoring changes the batch in place.
+    def to_json(self, statuses: Mapping[str, int]) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "statuses": statuses, "rows": self.num_rows, "unscored": self.num_unscored,
+            "latency": {str(index): num for index, num in sorted(self.latency.items())},
+            "scores": self.scores.tolist() if self.num_rows else []}
+        if self.columns:
+            *counts, missing = [sum(several).tolist() for several in zip(*self.columns, strict=True)]
+            found["columns"] = {"rows": self.num_sampled, "counts": counts, "missing": missing}
+        if self.labels.any():
+            num, predicted, clicks = self.labels
+            found["labels"] = {"num": num.astype(np.int64).tolist(), "predicted": predicted.round(6).tolist(),
+                               "clicks": clicks.tolist()}
+        return found
 
 
 class Traffic:
     """Counts requests and answers; safe to call from the event loop and from the scoring thread."""
 
-    def __init__(self, model: ServedModel, log: TrafficLog | None = None) -> None:
-        """Create the counters. If there is no log, the caller of `take` writes what it returns."""
-        self._model, self.feedback, self.log = model, Feedback(), log
-        self._held_lock, self._count_lock, self._stopping = threading.Lock(), threading.Lock(), threading.Event()
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._held_lock, self._count_lock = threading.Lock(), threading.Lock()
         self._statuses: Counter[str] = Counter()
         self._answers: list[tuple[Scores, float]] = []
-        self._num_held_scores = self._num_held_rows = 0
-        self._held: list[_HeldBatch] = []
-        self._counts: dict[int, _Counts] = {}
-        self._columns: dict[int, _ColumnCounts] = {}
+        self._labels: list[tuple[int, Floats, Floats]] = []
+        self._num_held_scores = 0
+        self._sample: tuple[Artifact, RawRows] | None = None  # Rows that wait to be counted.
+        self._counts: defaultdict[int, _Counts] = defaultdict(_Counts)
         self._rng = np.random.default_rng()
-        self._since_s, self._cpu_s, self._is_late = time.monotonic(), 0.0, False
 
     def add_status(self, route: str, status: str) -> None:
         """Count an answered request; only those for scores count."""
@@ -264,75 +217,74 @@ class Traffic:
             with self._held_lock:
                 self._statuses[status] += 1
 
-    def add_answer(self, found: Scores, seconds: float, request_id: str = "") -> None:
+    def add_answer(self, found: Scores, seconds: float) -> None:
         """Add the scores of a request, and how long they took."""
-        if request_id:
-            self.feedback.keep(request_id, found)
         with self._held_lock:
             if self._num_held_scores <= MAX_HELD_SCORES:
                 self._answers.append((found, seconds))
                 self._num_held_scores += len(found)
 
-    def add_rows(self, artifact: Artifact, raw: RawRows, num_rows: Sequence[int]) -> None:
-        """Add a batch before it is scored. One row of each request is kept, since a user's candidates share the
-        user."""
-        if self._is_late or self._num_held_rows + len(raw) > MAX_HELD_ROWS or not artifact.reference.columns:
-            return
-        chosen, start = [], 0  # plain Python: of few requests faster than numpy
-        for num in num_rows:
-            chosen.append(start + int(random() * num))
-            start += num
-        held = _HeldBatch(artifact, raw, chosen, raw.dense[chosen])
+    def add_labels(self, version: int, scores: Floats, labels: Floats) -> None:
+        """Add labels for scores that a version gave."""
         with self._held_lock:
-            self._held.append(held)
-            self._num_held_rows += len(raw)
+            if self._num_held_scores <= MAX_HELD_SCORES:
+                self._labels.append((version, scores, labels))
+                self._num_held_scores += len(scores)
+
+    def add_rows(self, artifact: Artifact, raw: RawRows, num_rows: Sequence[int]) -> None:
+        """Sample a batch before it is scored, which changes it in place. One row of each request is kept, since a
+        user's candidates share the user; and one batch of each second, which takes little time of a busy server."""
+        if self._sample is not None or not artifact.reference.columns:
+            return
+        is_chosen, start = np.zeros(len(raw), np.bool_), 0
+        for num in num_rows:
+            is_chosen[start + int(random() * num)] = True
+            start += num
+        self._sample = artifact, raw.select(is_chosen)
 
     @contextmanager
-    def running(self, folder: Path | None, url: str) -> Iterator[None]:
-        """Count while the block runs; with a folder, write events to its `events.jsonl`."""
-        if self.log:
-            self.log.open(folder)
-            self.log.add(self.version_event(url, is_start=True))
+    def running(self) -> Iterator[None]:
+        """Count while the block runs."""
+        stopping = threading.Event()
+
+        def run() -> None:
+            while not stopping.wait(COUNT_EVERY_S):
+                try:
+                    self.count()
+                except Exception:
+                    _log.exception("traffic cannot be counted")
+
         self._model.observe(self.add_rows)
-        self._model.listeners.append(lambda change: self._changed(change, url))
-        thread = threading.Thread(target=self._run, name="embark-traffic", daemon=True)
+        thread = threading.Thread(target=run, name="embark-traffic", daemon=True)
         thread.start()
         try:
             yield
         finally:
-            self._stopping.set()
+            stopping.set()
             thread.join(10)
             self.count()
-            self.write()
-            if self.log:
-                self.log.close()
-
-    def _run(self) -> None:
-        while not self._stopping.wait(COUNT_EVERY_S):
-            try:
-                self.count()
-                if self.log and self.log.is_due:
-                    self.write()
-            except Exception:
-                _log.exception("traffic cannot be counted")
 
     def count(self) -> None:
-        """Count what requests have left. Further rows are left out until there is CPU time for them again."""
-        started = time.thread_time()
+        """Count what requests have left."""
         with self._held_lock:
-            answers, held = self._answers, self._held
-            self._answers, self._held, self._num_held_scores, self._num_held_rows = [], [], 0, 0
+            answers, labels = self._answers, self._labels
+            self._answers, self._labels, self._num_held_scores = [], [], 0
         with self._count_lock:
             self._count_answers(answers)
-            for artifact in {id(one.artifact): one.artifact for one in held}.values():
-                self._count_rows(artifact, [one for one in held if one.artifact is artifact])
-        self._cpu_s += time.thread_time() - started
-        self._is_late = self._cpu_s > FIRST_CPU_S + MAX_CPU_SHARE * (time.monotonic() - self._since_s)
+            for version, scores, label in labels:
+                if version in self._counts or len(self._counts) < MAX_VERSIONS:
+                    is_both = np.isfinite(scores) & np.isfinite(label)
+                    bins = score_bins(scores[is_both])
+                    self._counts[version].labels += [np.bincount(bins, weights, NUM_SCORE_BINS) for weights in
+                                                     (None, scores[is_both], label[is_both])]
+            if self._sample is not None:
+                self._count_rows(*self._sample)
+                self._sample = None
 
     def _count_answers(self, answers: Sequence[tuple[Scores, float]]) -> None:
         by_version: dict[int, list[NDArray[np.float32]]] = {}
         for found, seconds in answers:
-            counts = self._counts.setdefault(found.version, _Counts())
+            counts = self._counts[found.version]
             counts.latency[bisect_right(_EDGES_S, seconds)] += 1
             counts.num_rows += len(found)
             counts.num_unscored += len(found.errors)
@@ -343,77 +295,23 @@ class Traffic:
             bins = score_bins(scores[np.isfinite(scores)])
             self._counts[version].scores += np.bincount(bins, minlength=NUM_SCORE_BINS)
 
-    def _count_rows(self, artifact: Artifact, held: Sequence[_HeldBatch]) -> None:
+    def _count_rows(self, artifact: Artifact, raw: RawRows) -> None:
         reference, encoder = artifact.reference, artifact.encoder
-        raw = RawRows.join([_taken(one) for one in held])
-        features = {feature.name: i for i, feature in enumerate(encoder.layout.features)}
-        dense = {name: i for i, name in enumerate(encoder.layout.dense)}
-        is_nan, is_missing = np.isnan(raw.dense).sum(axis=0), [0 if one is None else int(one.sum())
-                                                               for one in raw.is_missing]
-        missing = [int(is_nan[dense[one.name]]) if one.kind == "dense" else is_missing[features[one.name]]
-                   for one in reference.columns]
-        counts = reference.count(encoder.encode(raw), encoder, self._rng)
-        total = self._columns.setdefault(artifact.version, _ColumnCounts(
-            [np.zeros_like(one) for one in counts], np.zeros(len(missing), np.int64), time.time()))
-        for into, more in zip(total.counts, counts, strict=True):
-            into += more
-        total.missing += np.array(missing, np.int64)
-        total.num_rows += len(raw)
-
-    def write(self) -> None:
-        """Write the window that ends now."""
-        if self.log:
-            self.log.write([self.take()])
+        missing = dict(zip(encoder.layout.dense, np.isnan(raw.dense).sum(axis=0), strict=True))
+        missing |= {feature.name: 0 if one is None else one.sum()
+                    for feature, one in zip(encoder.layout.features, raw.is_missing, strict=True)}
+        counts = self._counts[artifact.version]
+        counts.columns.append([*reference.count(encoder.encode(raw), encoder, self._rng),
+                               np.array([missing[one.name] for one in reference.columns], np.int64)])
+        counts.num_sampled += len(raw)
 
     def take(self) -> Window:
         """Return the counts since the last call, by version."""
         with self._held_lock:
-            statuses = dict(self._statuses)
-            self._statuses.clear()
+            statuses, self._statuses = self._statuses, Counter()
         with self._count_lock:
-            counts, self._counts = self._counts, {}
-            now_s = time.time()
-            due = {version: self._columns.pop(version) for version, of in list(self._columns.items())
-                   if of.num_rows >= COLUMNS_EVERY_ROWS or now_s - of.since_s >= COLUMNS_EVERY_S
-                   or self._stopping.is_set()}
-        labels, answering = self.feedback.take(), self._model.version
-        found: Window = {}
-        for version in {answering, *counts, *due, *labels}:
-            of = counts.get(version, _Counts())
-            # what a request without scores was refused by is not known: it counts to the version that answers now
-            found[version] = values = {
-                "statuses": statuses if version == answering else {}, "rows": of.num_rows, "unscored": of.num_unscored,
-                "latency": {str(index): num for index, num in sorted(of.latency.items())},
-                "scores": of.scores.tolist() if of.num_rows else []}
-            if version in due:
-                values["columns"] = {"rows": due[version].num_rows, "counts": [one.tolist() for one in
-                                                                               due[version].counts],
-                                     "missing": due[version].missing.tolist()}
-            if version in labels:
-                values["labels"] = labels[version].to_json()
-        return found
-
-    def _changed(self, change: VersionChange, url: str) -> None:
-        if self.log and change.refused:
-            self.log.add_refused(change)
-        elif self.log:
-            self.log.add(self.version_event(url, is_start=False))
-
-    def version_event(self, url: str, *, is_start: bool) -> Event:
-        """Return an event with the active version and the statistics that its requests are compared with."""
-        artifact = self._model.artifact
-        reference = artifact.reference
-        columns = [{"name": one.name, "kind": one.kind, "labels": one.labels, "counts": one.counts}
-                   for one in reference.columns]
-        return Event("serve", {
-            "model": self._model.name, "version": artifact.version, "is_start": is_start, "url": url,
-            "uri": artifact.uri, "run": artifact.info.run, "step": artifact.info.step,
-            "reference": {**reference.model_dump(exclude={"columns"}), "columns": columns}})
-
-
-def _taken(held: _HeldBatch) -> RawRows:
-    if len(held.chosen) == len(held.raw):
-        return replace(held.raw, dense=held.dense)
-    mask = np.zeros(len(held.raw), np.bool_)
-    mask[held.chosen] = True
-    return replace(held.raw.select(mask), dense=held.dense)
+            counts, self._counts = self._counts, defaultdict(_Counts)
+        # What a request without scores was refused by is not known: it counts to the version that answers now.
+        answering = self._model.version
+        return {version: counts[version].to_json(dict(statuses) if version == answering else {})
+                for version in {answering, *counts}}

@@ -19,19 +19,13 @@ from embark.errors import DataError, EmbarkError, Fault
 from embark.export.artifact import current_version, open_artifact, open_versions, remove_fetched
 from embark.serve.request_rows import RequestScorer
 from embark.serve.retrieve import open_retriever
-from embark.serve.served_model import ServedModel, VersionChange
+from embark.serve.served_model import VersionChange
 from embark.spec.serve import ScoringDevice
 
 Loaded = TypeVar("Loaded")
 MAX_RETRY_S = 300.0
 _STOP_S = 5.0  # Longest wait at the end; then loading of a version is abandoned.
 _log = logging.getLogger("embark.serve")
-
-
-class Load(Protocol):
-    """Loads a version and scores something with it. A delta may use up the version that it is loaded onto."""
-
-    def __call__(self, version: int | None, onto: RequestScorer | None = None) -> RequestScorer: ...
 
 
 def load_first(
@@ -86,58 +80,27 @@ class PolledModel(Protocol):
     def version(self) -> int:
         """The active version."""
 
-    def report(self, change: VersionChange) -> None:
-        """Tell all listeners about a change."""
-
-
-class Switcher(Protocol):
-    """Lets another version take over."""
+    def set_state(self, current: int | None, refused: VersionChange | None) -> None:
+        """Set the version in `current.json`, and why it does not answer; listeners hear of a new reason."""
 
     def prepare(self, wanted: int) -> None:
         """Load a version beside the active one, and check it. Raises if it is rejected."""
 
     def switch(self) -> set[Path]:
-        """Answer with the prepared version. Return the folders of the active version and of the one before."""
+        """Answer with the prepared version. Return the folders of this version and of the one before."""
 
     def discard(self) -> None:
         """Forget the prepared version."""
 
 
-class VersionSwitcher:
-    """Switches the model of this process."""
-
-    def __init__(self, model: ServedModel, load: Load) -> None:
-        self._model, self._load = model, load
-        self._prepared: RequestScorer | None = None
-        self.previous: RequestScorer | None = None  # The version before this one; None if it cannot take a delta.
-
-    def prepare(self, wanted: int) -> None:
-        previous, self.previous = self.previous, None  # where this fails half of a delta may be in its tables
-        self._prepared = None
-        scorer = self._load(wanted, None if previous is None or self._model.is_in_use(previous.artifact) else previous)
-        self._model.check(scorer)
-        self._prepared = scorer
-
-    def switch(self) -> set[Path]:
-        scorer, self._prepared = self._prepared, None
-        assert scorer is not None
-        before = self._model.scorer
-        self._model.switch(scorer)
-        self.previous = before if scorer.artifact.deltas else None
-        return {*before.artifact.folders, *scorer.artifact.folders}
-
-    def discard(self) -> None:
-        self._prepared = None
-
-
 class VersionPoller:
     """Keeps `model` at the current version. A rejected version is tried again at growing intervals."""
 
-    def __init__(self, uri: str, model: PolledModel, switcher: Switcher, poll_s: float,
+    def __init__(self, uri: str, model: PolledModel, poll_s: float,
                  lock: AbstractContextManager[Any] | None = None) -> None:
         """Create the poller. It holds `lock` while it looks for and loads a version."""
         self._lock = lock or threading.RLock()
-        self._versions, self._model, self._switcher, self._poll_s = open_versions(uri), model, switcher, poll_s
+        self._versions, self._model, self._poll_s = open_versions(uri), model, poll_s
         self._stopping = threading.Event()
         self._retry_s, self._retry_from_s = poll_s, 0.0
 
@@ -168,31 +131,28 @@ class VersionPoller:
                 refused = self._model.refused
                 if refused and refused.version == wanted and time.monotonic() < self._retry_from_s:
                     return
-                self._try(wanted)
+                self._model.prepare(wanted)
+                if self._stopping.is_set() or self._current() != wanted:  # it may have changed again meanwhile
+                    self._model.discard()
+                else:
+                    keep = self._model.switch()
+                    self._retry_s = self._poll_s
+                    remove_fetched(self._versions, keep)  # A rollback needs the one before.
                 if self._stopping.is_set():
                     return
-            self._model.refused = None
+            self._model.set_state(wanted, None)
         except Exception as error:
             if not isinstance(error, EmbarkError):
                 _log.exception("version %s cannot be loaded", wanted)
             self._refuse(wanted, error)
 
     def _current(self) -> int:
+        current = None
         try:
-            current = self._model.current = current_version(self._versions)
-        except Exception:
-            self._model.current = None
-            raise
+            current = current_version(self._versions)
+        finally:
+            self._model.set_state(current, self._model.refused)
         return current
-
-    def _try(self, wanted: int) -> None:
-        self._switcher.prepare(wanted)
-        if self._current() != wanted or self._stopping.is_set():  # it may have changed again meanwhile
-            self._switcher.discard()
-            return
-        keep = self._switcher.switch()
-        self._retry_s = self._poll_s
-        remove_fetched(self._versions, keep)  # A rollback needs the one before.
 
     def _refuse(self, wanted: int | None, error: Exception) -> None:
         """Report a rejected version, once for the same reason."""
@@ -202,6 +162,4 @@ class VersionPoller:
         is_retry = before is not None and before.version == wanted
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S) if is_retry else self._poll_s
         self._retry_from_s = time.monotonic() + self._retry_s
-        self._model.refused = change
-        if change != before:
-            self._model.report(change)
+        self._model.set_state(self._model.current, change)

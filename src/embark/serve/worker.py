@@ -11,25 +11,22 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
+
+from prometheus_client.core import Metric
 
 from embark.errors import EmbarkError, Fault
 from embark.serve.app import ModelServer, ServeLimits
 from embark.serve.http_server import serve_requests
 from embark.serve.request_rows import RequestScorer
-from embark.serve.served_model import ServedModel, VersionChange
-from embark.serve.version_poller import Load, VersionSwitcher
+from embark.serve.served_model import Load, ServedModel, VersionChange
+from embark.serve.traffic import Window, about_version
 
 _log = logging.getLogger("embark.serve")
-
-
-class ProcessEnded(Exception):
-    """Raised if the other process is gone or does not answer in time."""
 
 
 class ProcessChannel:
@@ -42,25 +39,20 @@ class ProcessChannel:
         self._lock, self._numbers = threading.Lock(), itertools.count()
         self._waiting: dict[int, Future[Any]] = {}
         self._has_ended = False
-        self._threads = ThreadPoolExecutor(8, thread_name_prefix="embark-call")
         threading.Thread(target=self._read, name="embark-channel", daemon=True).start()
 
-    def call(self, name: str, *args: Any, timeout_s: float | None = None) -> Any:
-        """Call a function of the other process; raise what it raised."""
+    def submit(self, name: str, *args: Any) -> Future[Any]:
+        """Call a function of the other process. The future raises what it raised, or `ConnectionError` if the process
+        is gone."""
         answer: Future[Any] = Future()
         with self._lock:
             number = next(self._numbers)
             if self._has_ended:
-                raise ProcessEnded(name)
-            self._waiting[number] = answer
+                answer.set_exception(ConnectionError(name))
+            else:
+                self._waiting[number] = answer
         self._send((number, name, args))
-        try:
-            return answer.result(timeout_s)
-        except TimeoutError:
-            raise ProcessEnded(name) from None
-        finally:
-            with self._lock:
-                self._waiting.pop(number, None)
+        return answer
 
     def close(self) -> None:
         """Close the channel, which the other process notices."""
@@ -72,32 +64,28 @@ class ProcessChannel:
             self._connection.send(message)
 
     def _read(self) -> None:
-        while True:
-            try:
+        with suppress(OSError, EOFError):
+            while True:
                 number, name, value = self._connection.recv()
-            except (OSError, EOFError):
-                break
-            if name:
-                self._threads.submit(self._answer, number, name, value)
-                continue
-            with self._lock:
-                waiting = self._waiting.get(number)
-            if waiting and isinstance(value, BaseException):
-                waiting.set_exception(value)
-            elif waiting:
-                waiting.set_result(value)
+                if name:
+                    threading.Thread(target=self._answer, args=(number, name, value), daemon=True).start()
+                    continue
+                with self._lock:
+                    waiting = self._waiting.pop(number)
+                if isinstance(value, BaseException):
+                    waiting.set_exception(value)
+                else:
+                    waiting.set_result(value)
         with self._lock:
             self._has_ended = True
-            waiting_for = list(self._waiting.values())
-        for one in waiting_for:
-            one.set_exception(ProcessEnded("the process ended"))
-        self._threads.shutdown(wait=False)
+        for waiting in self._waiting.values():
+            waiting.set_exception(ConnectionError("the process ended"))
         self._on_end()
 
     def _answer(self, number: int, name: str, args: tuple[Any, ...]) -> None:
         try:
             value = self._answers[name](*args)
-        except (EmbarkError, ValueError) as error:
+        except EmbarkError as error:
             value = error
         except Exception:
             _log.exception("%s failed", name)
@@ -117,7 +105,6 @@ class WorkerSettings:
     load: Load
     limits: ServeLimits  # Limits of one process.
     token: str
-    certificate: tuple[Path, Path] | None
     grpc_address: tuple[str, int] | None
     num_threads: int  # Threads of torch.
 
@@ -133,69 +120,58 @@ def run_worker(calls: Connection, handed: socket.socket, settings: WorkerSetting
 
 
 class _Worker:
+    _model: ServedModel | None = None
+    _server: ModelServer
+
     def __init__(self, calls: Connection, handed: socket.socket, settings: WorkerSettings) -> None:
         self._handed, self._settings = handed, settings
         self._first: RequestScorer | None = None
         self._to_serve: queue.SimpleQueue[tuple[int | None, VersionChange | None]] = queue.SimpleQueue()
         self._started: Future[tuple[str, str]] = Future()
-        self._model: ServedModel
-        self._server: ModelServer
-        self._switcher: VersionSwitcher
-        self._has_switcher = False
-        answers: dict[str, Callable[..., Any]] = {
-            "load": self._load, "serve": self._serve, "switch": lambda: self._switcher.switch(),
-            "discard": lambda: self._switcher.discard(), "set_state": self._set_state,
-            "report": lambda change: self._model.report(change),
-            "metrics": lambda: list(self._server.metrics.registry.collect()),
-            "window": lambda: self._server.traffic.take(),
-            "version_event": lambda url, is_start: self._server.traffic.version_event(url, is_start=is_start),
-            "feedback": lambda body: self._server.traffic.feedback.add(body)}
-        self._channel = ProcessChannel(calls, answers, lambda: os.kill(os.getpid(), signal.SIGTERM))
+        self._channel = ProcessChannel(calls, {
+            "load": self._load, "serve": self._serve, "counts": self._counts,
+            "about": lambda: about_version(self._server.model),
+            **{name: lambda *args, name=name: getattr(self._model, name)(*args)
+               for name in ("switch", "discard", "set_state")}}, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
     def run(self) -> None:
         """Serve the loaded model, once the pool says so."""
         from embark.trainers.torch.scoring.cpu_model import num_threads
 
-        current, refused = self._to_serve.get()
+        state, settings = self._to_serve.get(), self._settings
         assert self._first is not None
-        settings, model = self._settings, ServedModel(self._first, self._settings.name)
+        model = ServedModel(self._first, settings.name, settings.load)
         self._first = None  # its memory is released when another version takes over
         try:
             model.record_empty_request()
-            model.current, model.refused = current, refused
-            self._model, self._switcher = model, VersionSwitcher(model, settings.load)
-            self._has_switcher = True
-            self._server = server = ModelServer(model, settings.limits, settings.token, self)
-            with server.traffic.running(None, ""), num_threads(settings.num_threads):
+            model.set_state(*state)
+            self._server = server = ModelServer(model, settings.limits, settings.token, self._metrics)
+            self._model = model
+            with server.traffic.running(), num_threads(settings.num_threads):
                 about = model.name, model.scorer.device
-                serve_requests(server, settings.certificate, settings.grpc_address,
-                               lambda _: self._started.set_result(about), handed=self._handed)
+                serve_requests(server, settings.grpc_address, lambda _: self._started.set_result(about),
+                               handed=self._handed)
         except EmbarkError as error:
             self._started.set_exception(error)
             return
-        with suppress(ProcessEnded):
-            self._channel.call("ended", server.traffic.take(), list(server.metrics.registry.collect()),
-                               timeout_s=CALL_S)
+        with suppress(OSError):
+            self._channel.submit("counted", self._counts()).result(CALL_S)
 
-    def metrics(self) -> bytes:
+    def _metrics(self) -> bytes:
         """Return the metrics of all processes, or those of this one if the pool is gone."""
         try:
-            found: bytes = self._channel.call("metrics", timeout_s=2 * CALL_S)
+            found: bytes = self._channel.submit("metrics").result(2 * CALL_S)
             return found
-        except ProcessEnded:
+        except OSError:
             return self._server.metrics.text()
 
-    def feedback(self, body: Mapping[str, Any]) -> int:
-        """Pass on labels of a request that another process may have answered."""
-        try:
-            return int(self._channel.call("feedback", body, timeout_s=2 * CALL_S))
-        except ProcessEnded:
-            return 0
+    def _counts(self) -> tuple[Window, list[Metric]]:
+        return self._server.traffic.take(), list(self._server.metrics.registry.collect())
 
     def _load(self, version: int) -> None:
         """Load a version beside the active one, if there is one."""
-        if self._has_switcher:
-            self._switcher.prepare(version)
+        if self._model:
+            self._model.prepare(version)
         else:
             self._first = None
             self._first = self._settings.load(version)
@@ -204,6 +180,3 @@ class _Worker:
         """Return the name of the model and where it runs, once it answers."""
         self._to_serve.put((current, refused))
         return self._started.result()
-
-    def _set_state(self, current: int | None, refused: VersionChange | None) -> None:
-        self._model.current, self._model.refused = current, refused

@@ -13,8 +13,8 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import wait as wait_for_all
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -32,7 +32,7 @@ from embark.serve.served_model import VersionChange
 from embark.serve.server_metrics import add_up, metrics_text
 from embark.serve.traffic import TrafficLog, Window
 from embark.serve.version_poller import VersionPoller, load_first
-from embark.serve.worker import CALL_S, ProcessChannel, ProcessEnded, WorkerSettings, run_worker
+from embark.serve.worker import CALL_S, ProcessChannel, WorkerSettings, run_worker
 from embark.spec.serve import DRAIN_S
 
 PRELOADED = ("embark.serve.worker", "embark.trainers.torch.scoring.open_model")  # Once, before processes are forked.
@@ -61,52 +61,36 @@ class WorkerPool:
         self._context.set_forkserver_preload(list(PRELOADED))
         self._workers: list[_Worker] = []  # Workers that answer.
         self._started: list[_Worker] = []  # These, and workers that do not accept requests yet.
-        self._lock = threading.Lock()  # Guards the list of workers.
+        self._lock = threading.Lock()  # Guards the list of workers and what they counted.
         self._version_lock = threading.RLock()  # Held while a version is loaded, or a process is replaced.
         self._ended_metrics: list[Metric] = []
-        self._last_windows: list[Window] = []
+        self._windows: list[Window] = []  # Not recorded yet.
         self._log = TrafficLog()
-        self._url = ""
         self._stopping = threading.Event()
         self._wake, self._woken = socket.socketpair()
         self.version, self._prepared = 0, 0
-        self._current: int | None = None
-        self._refused: VersionChange | None = None
+        self.current: int | None = None
+        self.refused: VersionChange | None = None
 
-    # The state that the poller reads and sets.
+    # The versions, which the poller decides.
 
-    @property
-    def current(self) -> int | None:
-        return self._current
-
-    @current.setter
-    def current(self, current: int | None) -> None:
-        self._set_state(current, self._refused)
-
-    @property
-    def refused(self) -> VersionChange | None:
-        return self._refused
-
-    @refused.setter
-    def refused(self, refused: VersionChange | None) -> None:
-        self._set_state(self._current, refused)
-
-    def _set_state(self, current: int | None, refused: VersionChange | None) -> None:
-        if (current, refused) != (self._current, self._refused):
-            self._current, self._refused = current, refused
+    def set_state(self, current: int | None, refused: VersionChange | None) -> None:
+        """Tell every worker which version is current, and why it does not answer."""
+        before, self.current, self.refused = (self.current, self.refused), current, refused
+        if (current, refused) != before:
             self._on_all("set_state", current, refused)
+        if refused and refused != before[1]:
+            self._report(refused)
 
-    def report(self, change: VersionChange) -> None:
-        """Tell every worker that a version was rejected."""
-        self._on_all("report", change)
-        self._log.add_refused(change)
-        self._on_change(change)
+    def _report(self, refused: VersionChange) -> None:
+        self._log.add_refused(refused)
+        self._on_change(refused)
 
     def prepare(self, wanted: int) -> None:
         """Prepare a version in every process, or in none."""
         fetch_version(self._settings.uri, wanted, self.version)
         try:
-            self._load(wanted)
+            self._on_all("load", wanted, is_needed=True)
         except EmbarkError:
             self.discard()
             raise
@@ -114,9 +98,9 @@ class WorkerPool:
 
     def switch(self) -> set[Path]:
         change = VersionChange(self._prepared, self.version)
-        self.version, self._refused = self._prepared, None  # a process that ended is replaced by one of this version
-        folders: set[Path] = set().union(*self._on_all("switch"))
-        self._record_version(is_start=False)
+        self.version, self.refused = self._prepared, None  # a process that ended is replaced by one of this version
+        folders: set[Path] = set().union(*self._on_all("switch").values())
+        self._log.add_version(self._about())
         self._on_change(change)
         return folders
 
@@ -129,18 +113,15 @@ class WorkerPool:
         """Start processes that answer with this version, or with the current one. Return the model's name and where it
         runs."""
         self._workers = [self._spawn() for _ in range(self._num_workers)]
-        self.version, self._refused = load_first(self._settings.uri, version, self._load_first)
-        self._current = self._refused.version if self._refused else self.version
-        names = self._on_all("serve", self._current, self._refused, is_needed=True)
-        return names[0]  # type: ignore[no-any-return]
+        self.version, self.refused = load_first(self._settings.uri, version, self._load_first)
+        self.current = self.refused.version if self.refused else self.version
+        names = self._on_all("serve", self.current, self.refused, is_needed=True)
+        return next(iter(names.values()))  # type: ignore[no-any-return]
 
     def _load_first(self, version: int | None) -> int:
         version = fetch_version(self._settings.uri, version)
-        self._load(version)
-        return version
-
-    def _load(self, version: int) -> None:
         self._on_all("load", version, is_needed=True)
+        return version
 
     def _spawn(self) -> _Worker:
         ours, theirs = multiprocessing.Pipe()
@@ -152,38 +133,29 @@ class WorkerPool:
         taken.close()
         handed.setblocking(False)
         worker = _Worker(process, handed)
-        worker.channel = ProcessChannel(ours, {
-            "metrics": self.metrics, "feedback": partial(self._feedback, worker),
-            "ended": partial(self._ended, worker)})
+        worker.channel = ProcessChannel(ours, {"metrics": self.metrics, "counted": partial(self._counted, worker)})
         self._started.append(worker)
         return worker
 
-    def _on_all(self, name: str, *args: Any, is_needed: bool = False) -> list[Any]:
-        """Call a function in each process. One that is gone is left out, unless it is needed."""
+    def _on_all(self, name: str, *args: Any, is_needed: bool = False) -> dict[_Worker, Any]:
+        """Call a function in each process, and return the answers. A process that is gone is left out, unless it is
+        needed."""
         with self._lock:
             workers = list(self._workers)
-
-        def call(worker: _Worker) -> tuple[Any, EmbarkError | None]:
+        answers = {worker: worker.channel.submit(name, *args) for worker in workers}
+        wait_for_all(answers.values(), None if is_needed else CALL_S)
+        found = {}
+        for worker, answer in answers.items():
             try:
-                return worker.channel.call(name, *args, timeout_s=None if is_needed else CALL_S), None
-            except EmbarkError as error:
-                return None, error
-            except ProcessEnded:
-                return None, Fault(f"a worker process ended ({_how(worker.process)}) while it had to {name}",
-                                   fix=_FEWER)
-
-        with ThreadPoolExecutor(max(1, len(workers))) as threads:
-            found = list(threads.map(call, workers))
-        for _, error in found:
-            if error and is_needed:
-                raise error
-        return [value for value, error in found if error is None]
-
-    def _ended(self, worker: _Worker, window: Window, metrics: list[Metric]) -> None:
-        """Keep the last counts of a process that ends."""
-        worker.metrics = metrics
-        with self._lock:
-            self._last_windows.append(window)
+                found[worker] = answer.result(0)
+            except EmbarkError:
+                if is_needed:
+                    raise
+            except OSError:
+                if is_needed:
+                    raise Fault(f"a worker process ended ({_how(worker.process)}) while it had to {name}",
+                                fix=_FEWER) from None
+        return found
 
     def _remove(self, worker: _Worker) -> None:
         with self._lock:
@@ -205,14 +177,14 @@ class WorkerPool:
                 worker = self._spawn()
                 try:
                     fetch_version(self._settings.uri, self.version)
-                    worker.channel.call("load", self.version)
-                    worker.channel.call("serve", self._current, self._refused)
+                    worker.channel.submit("load", self.version).result()
+                    worker.channel.submit("serve", self.current, self.refused).result()
                     with self._lock:
                         self._workers.append(worker)
                     with suppress(OSError):  # the server has ended
                         self._wake.send(b"\0")
                     return
-                except (EmbarkError, ProcessEnded) as error:
+                except (EmbarkError, OSError) as error:
                     if self._stopping.is_set():
                         return
                     _log.warning("a worker process cannot be replaced yet: %s", error)
@@ -220,30 +192,34 @@ class WorkerPool:
             self._stopping.wait(delay_s)
             delay_s = min(2 * delay_s, MAX_RESTART_S)
 
-    # Requests for all processes.
+    # What the processes count.
+
+    def _counted(self, worker: _Worker, counts: tuple[Window, list[Metric]]) -> None:
+        """Keep what a process counted. It says so itself before it ends."""
+        with self._lock:
+            self._windows.append(counts[0])
+            worker.metrics = counts[1]
+
+    def _count(self) -> None:
+        for worker, counts in self._on_all("counts").items():
+            self._counted(worker, counts)
 
     def metrics(self) -> bytes:
         """Return the metrics of all processes, those that ended included."""
-        def read(worker: _Worker) -> None:
-            with suppress(ProcessEnded, EmbarkError):
-                worker.metrics = worker.channel.call("metrics", timeout_s=CALL_S)
-
-        with self._lock:
-            workers = list(self._workers)
-        with ThreadPoolExecutor(max(1, len(workers))) as threads:
-            list(threads.map(read, workers))
+        self._count()
         with self._lock:
             families = add_up([*(one.metrics for one in self._workers), self._ended_metrics])
         return metrics_text([*families, *self._log.collect()])
 
-    def _feedback(self, asking: _Worker, body: Mapping[str, Any]) -> int:
+    def _take_windows(self) -> list[Window]:
+        if not self._stopping.is_set():
+            self._count()
         with self._lock:
-            others = [one for one in self._workers if one is not asking]
-        for worker in others:
-            with suppress(ProcessEnded):
-                if num_rows := worker.channel.call("feedback", body, timeout_s=CALL_S):
-                    return int(num_rows)
-        return 0
+            windows, self._windows = self._windows, []
+        return windows
+
+    def _about(self) -> dict[str, Any]:
+        return next(iter(self._on_all("about").values()), {"version": self.version})
 
     # The server.
 
@@ -260,26 +236,15 @@ class WorkerPool:
 
     def polling(self, poll_s: float) -> AbstractContextManager[None]:
         """Switch to versions that become current while the block runs; with 0, never."""
-        return VersionPoller(self._settings.uri, self, self, poll_s, self._version_lock).running()
+        return VersionPoller(self._settings.uri, self, poll_s, self._version_lock).running()
 
     @contextmanager
     def recording(self, folder: Path | None, url: str) -> Iterator[None]:
         """Record the traffic while the block runs; with a folder, as events in it."""
-        self._url = url
-        self._log.open(folder)
-        self._record_version(is_start=True)
-        if self._refused:  # which each process has counted
-            self._log.add_refused(self._refused)
-            self._on_change(self._refused)
-        thread = threading.Thread(target=self._write_windows, name="embark-traffic", daemon=True)
-        thread.start()
-        try:
+        with self._log.recording(folder, url, self._about(), self._take_windows):
+            if self.refused:  # which each process has counted
+                self._report(self.refused)
             yield
-        finally:
-            self._stopping.set()
-            thread.join(_EXIT_S)
-            self._write([])
-            self._log.close()
 
     def stop(self) -> None:
         """End processes that are still running."""
@@ -357,26 +322,6 @@ class WorkerPool:
         ends_s = time.monotonic() + DRAIN_S + _EXIT_S
         for worker in workers:
             worker.process.join(max(0.0, ends_s - time.monotonic()))
-
-    # The record of the traffic.
-
-    def _record_version(self, *, is_start: bool) -> None:
-        with self._lock:
-            workers = list(self._workers)
-        for worker in workers:
-            with suppress(ProcessEnded):
-                self._log.add(worker.channel.call("version_event", self._url, is_start, timeout_s=CALL_S))
-                return
-
-    def _write_windows(self) -> None:
-        while not self._stopping.wait(1.0):
-            if self._log.is_due:
-                self._write(self._on_all("window"))
-
-    def _write(self, windows: Sequence[Window]) -> None:
-        with self._lock:
-            ended, self._last_windows = self._last_windows, []
-        self._log.write([*windows, *ended])
 
 
 def _how(process: BaseProcess) -> str:

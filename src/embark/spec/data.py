@@ -1,4 +1,4 @@
-"""`[data]`: the training samples, with `[data.prepare]`, `[data.interactions]` and `[data.drift]`."""
+"""`[data]`: the training samples, with `[data.prepare]` and `[data.interactions]`."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ from collections.abc import Collection, Iterator
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
 from embark.errors import Mistake, conflict
-from embark.spec.section import Names, Section
+from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
 from embark.spec.user_code import CUSTOM_KIND, is_custom
 
 if TYPE_CHECKING:
@@ -25,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class InteractionsSpec(Section):
-    """`[data.interactions]`: a text, Parquet or NPZ file with a row for each item that a user chose."""
+    """`[data.interactions]`: a text or Parquet file with a row for each item that a user chose."""
 
     user: str = "user"
     """The column with the user: whole numbers or text."""
@@ -54,41 +46,8 @@ def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                        "name their column in data.time_column")
 
 
-class DriftSpec(Section):
-    """`[data.drift]`: `synthetic` samples in order of time, whose ids come and go and whose teacher model changes; the
-    held-out samples follow the training samples in time (docs/guides/follow.md)."""
-
-    samples_per_day: NonNegativeInt = 0
-    """Samples in a day of the stream; 0: nothing drifts. Sample `i` has the time `i / samples_per_day`."""
-    num_ids: NonNegativeInt = Field(default=0, le=1 << 31)
-    """Ids of a feature that are in use at one moment; 0: as many as the table has rows. An id is a random 63-bit
-    number; a table takes it modulo its rows."""
-    id_churn: NonNegativeFloat = Field(default=0.1, le=100)
-    """Share of the ids in use that new ids replace each day."""
-    preference_drift: NonNegativeFloat = Field(default=0.2, le=100)
-    """How often in a day the effect of an id, and of a dense column, becomes another, gradually."""
-    head_ids: PositiveInt = 50
-    """Rank by popularity at which an id's effect is half of the most popular one's."""
-
-    @property
-    def is_on(self) -> bool:
-        return self.samples_per_day > 0
-
-
-def drift_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    """Find conflicts of `[data.drift]` with the data and the model."""
-    data, model = spec.data, spec.model
-    if not data.drift.is_on:
-        if data.drift != DriftSpec():
-            yield conflict("data.drift.samples_per_day", 0, "the rest of [data.drift] has no effect without it",
-                           "set it, or leave [data.drift] out")
-    elif data.kind != "synthetic":
-        yield conflict("data.drift", "", f'has no effect while data.kind is "{data.kind}"', "leave it out")
-    elif model.tasks:
-        yield conflict("data.drift", "", "draws one label, and the model has [[model.tasks]]", "leave one of them out")
-
-
-NewIds = Literal["append", "evict", "hash", "unknown"]
+REMOVED_OPTIONS = frozenset({"new_ids", "split_column"})
+"""Fields that the records of earlier data and artifacts have, and that mean nothing now."""
 TimeFeature = Literal["hour", "weekday", "age"]
 
 
@@ -130,7 +89,7 @@ class PrepareSpec(Section):
     delimiter: str = Field(default="", max_length=4)
     """Field delimiter of text files; empty: detected."""
     header: bool | Literal["auto"] = "auto"
-    """Whether the first line of a text file names the columns."""
+    """Whether the first line of a text file names the columns; `auto`: unless `column_names` does."""
     column_names: Names = ()
     """Column names for files without a header; default `column_0`, `column_1`, …"""
     list_delimiter: str = Field(default="", max_length=4)
@@ -164,19 +123,15 @@ class PrepareSpec(Section):
     max_rows: PositiveInt = 40_000_000
     """`frequency` only: maximum rows of a table that `[model]` does not name."""
     id_map_from: str = ""
-    """Earlier prepared data, a folder or its URI, whose ids keep their table rows here; tables, columns and the dense
-    transform are taken from it. A relative path goes by the spec's own folder; given with `--set`, by the current
-    directory."""
-    new_ids: NewIds = "append"
-    """`id_map_from` only: values that are not in the earlier map. `append`: new rows, up to `max_rows`. `evict`: the
-    rows of values that are rarer in the new training rows; the tables keep their size. `hash`: modulo the table's
-    rows. `unknown`: id 0."""
+    """Earlier prepared data, a folder or its URI, whose ids keep their table rows here; new values get rows behind
+    them, up to `max_rows`. Tables, columns and the dense transform are taken from it. A relative path goes by the
+    spec's own folder; given with `--set`, by the current directory."""
     dense: Literal["auto", "mlperf", "log", "none"] = "auto"
     """`mlperf`: ln(x + 3), below −2 as −2. `log`: sign(x)·ln(1 + |x|). `auto`: `mlperf` for Criteo, else `log`."""
     dense_bits: Literal[16, 32] = 32
     """Width of a stored dense value."""
-    split: Literal["fraction", "file", "column", "time"] = "fraction"
-    """How rows are split: at random, by file (a day each), by a column, or by time, the newest being held out."""
+    split: Literal["fraction", "file", "time"] = "fraction"
+    """How rows are split: at random, by file (a day each), or by time, the newest being held out."""
     test_fraction: NonNegativeFloat = Field(default=0.0, lt=1)
     """`fraction` and `time`: share of rows in the test split, in addition to `data.eval_fraction` for validation."""
     validation_from: Moment = ""
@@ -187,8 +142,6 @@ class PrepareSpec(Section):
     """`file` only: names or globs of files for validation, such as `day_23`."""
     test_files: Names = ()
     """`file` only: names or globs of files for the test split."""
-    split_column: str = ""
-    """`column` only: the column that holds `train`, `validation` (or `valid`, `val`, `eval`) or `test`."""
     max_bad_share: NonNegativeFloat = Field(default=0.001, le=1)
     """Unreadable rows are skipped, counted and reported; a larger share of them is an error."""
     memory_gb: PositiveFloat = 2.0
@@ -202,7 +155,7 @@ class DataSpec(Section):
 
     kind: Literal["synthetic", "columns", "prepared", "interactions"] | \
         Annotated[str, Field(pattern=CUSTOM_KIND, max_length=200)] = "synthetic"
-    """`synthetic`: drawn from a teacher model. `columns`: a CSV, Parquet or NPZ file, held in memory.
+    """`synthetic`: drawn from a teacher model. `columns`: a CSV, JSON Lines or Parquet file, held in memory.
     `prepared`: the output of `embark data prepare` or `embark data make`. `interactions`: a log of users and items,
     held in memory; a sample is a user's items in order (docs/guides/sequences.md). `my_data:Source`: the class `Source`
     of `my_data.py` beside the spec, whose code is run (docs/start/custom-data.md)."""
@@ -252,10 +205,9 @@ class DataSpec(Section):
     """The same seed gives the same samples in the same order, at any number of ranks."""
     prepare: PrepareSpec = PrepareSpec()
     interactions: InteractionsSpec = InteractionsSpec()
-    drift: DriftSpec = DriftSpec()
 
     def left_out(self) -> Collection[str]:
-        return [name for name in ("task_conflict", "drift") if self.has_default(name)]
+        return ["task_conflict"] if self.has_default("task_conflict") else []
 
     @property
     def is_custom(self) -> bool:

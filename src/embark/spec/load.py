@@ -1,31 +1,28 @@
-"""Loads a `RunSpec` from a TOML file, a preset or a Python function, explains every mistake in it, and edits the text
+"""Loads a `RunSpec` from a TOML file or a preset, explains every mistake in it, and edits the text
 of a spec."""
 
 import difflib
-import importlib
 import json
 import os
-import sys
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
 from embark.errors import Mistake, SpecError, UserError, nearest
-from embark.spec.model import ModelSpec, Table
 from embark.spec.paths import join_paths
 from embark.spec.run import RunSpec
-from embark.spec.toml import PRESETS, inline, line_of, section_in, starter
+from embark.spec.toml import PRESETS, inline, line_of, section_in
 from embark.spec.user_code import with_code
 
 Raw = dict[str, Any]
 
 
 def load_spec(source: str, sets: Sequence[str] = ()) -> RunSpec:
-    """Read `source` (`run.toml`, `quickstart`, `my.module:function`), then apply `key=value` settings.
+    """Read `source` (`run.toml`, `quickstart`), then apply `key=value` settings.
 
     Relative paths of data in a file go by the file's folder, all others by the current directory. So do files of code.
     """
@@ -58,7 +55,6 @@ def resolve(
             place = f"{where}:{line_of(text, mistake.field)}"
         return Mistake(place or where, mistake.field, mistake.value, mistake.what, mistake.fix)
 
-    mistakes += [placed(m) for m in _too_large(merged)]
     spec: RunSpec | None = None
     try:
         spec = RunSpec.model_validate(merged)
@@ -113,24 +109,12 @@ def _read(source: str) -> tuple[str, Raw, str]:
     if os.path.isfile(source):
         return _read_toml(path)
     if source in PRESETS:
-        _refuse_edited(source)
         return "", PRESETS[source]().model_dump(exclude_unset=True), f"preset {source}"
     if os.path.isdir(source):
         raise UserError(f"{source}: is a directory", fix="name the TOML file; `embark init` writes a starter spec")
-    if ":" in source:
-        return "", _call(source).model_dump(exclude_unset=True), source
     if path.suffix == ".toml" or "/" in source:
         raise UserError(f"{source}: no such file", fix="`embark init` writes a starter spec")
     raise UserError(f"{source}: neither a file nor a preset", fix=nearest(source, PRESETS))
-
-
-def _refuse_edited(preset: str) -> None:
-    """Refuse the preset `laptop` beside an edited `laptop.toml`: the file may be meant."""
-    path = Path(f"{preset}.toml")
-    with suppress(OSError, UnicodeDecodeError):
-        if path.is_file() and path.read_text(encoding="utf-8") != starter(preset):
-            raise UserError(f"{preset} is a preset, and {path} here differs from it",
-                            fix=f"name {path} for the file; for the preset, rename the file")
 
 
 def _read_toml(path: Path) -> tuple[str, Raw, str]:
@@ -147,21 +131,6 @@ def _read_toml(path: Path) -> tuple[str, Raw, str]:
     raw.setdefault("name", path.stem)
     join_paths(raw, path.parent)
     return text, raw, str(path)
-
-
-def _call(reference: str) -> RunSpec:
-    module_name, _, function_name = reference.partition(":")
-    if os.getcwd() not in sys.path:  # last, so that no file here takes the place of an installed module
-        sys.path.append(os.getcwd())
-    try:
-        spec = getattr(importlib.import_module(module_name), function_name)()
-    except (ImportError, AttributeError, ValueError, TypeError) as error:
-        raise UserError(f"{reference}: {error}",
-                        fix="use module:function, importable from the current directory") from error
-    if not isinstance(spec, RunSpec):
-        raise UserError(f"{reference}: returned {type(spec).__name__}, not a RunSpec",
-                        fix="the function must return an embark.RunSpec")
-    return spec
 
 
 def _value(key: str, text: str) -> Any:
@@ -185,7 +154,6 @@ def _is_text(key: str) -> bool:
 
 
 MAX_DEPTH = 32
-MAX_NUMBER = 2**53  # What JSON keeps exact; TOML has 64 bits.
 
 
 def _deep_copy(raw: Any, depth: int = 0) -> Any:
@@ -194,17 +162,6 @@ def _deep_copy(raw: Any, depth: int = 0) -> Any:
     if isinstance(raw, Mapping):
         return {k: _deep_copy(v, depth + 1) for k, v in raw.items()}
     return [_deep_copy(v, depth + 1) for v in raw] if isinstance(raw, list | tuple) else raw
-
-
-def _too_large(raw: Any, field: str = "") -> Iterator[Mistake]:
-    if isinstance(raw, int) and abs(raw) > MAX_NUMBER:
-        yield Mistake("", field, f"about 2^{raw.bit_length()}", f"is more than {MAX_NUMBER:,}")
-    elif isinstance(raw, Mapping):
-        for name, value in raw.items():
-            yield from _too_large(value, f"{field}.{name}" if field else str(name))
-    elif isinstance(raw, list):
-        for number, value in enumerate(raw):
-            yield from _too_large(value, f"{field}.{number}")
 
 
 def _explain(error: ValidationError) -> list[Mistake]:
@@ -262,18 +219,12 @@ def _field_of(loc: tuple[int | str, ...], *, is_unknown: bool) -> tuple[str, typ
             names.append(str(part))
         elif part in section.model_fields:
             names.append(part)
-            holder, section = section, _inner_section(section, part)
+            holder, section = section, section_in(section.model_fields[part].annotation) or section
         elif is_unknown and position == len(loc) - 1:
             names.append(part)
             holder = section
         # anything else is the tag of a union's branch
     return ".".join(names), holder
-
-
-def _inner_section(section: type[BaseModel], field: str) -> type[BaseModel]:
-    if (section, field) == (ModelSpec, "tables"):
-        return Table
-    return section_in(section.model_fields[field].annotation) or section
 
 
 def _meaning(section: type[BaseModel], field: str) -> str:

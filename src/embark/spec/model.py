@@ -6,10 +6,10 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from embark.errors import Mistake, conflict
-from embark.spec.section import Section, remembered
+from embark.spec.section import NonNegativeInt, PositiveInt, Section, remembered
 from embark.spec.sequence import SequenceSpec
 from embark.spec.tasks import HEAD_FIELDS, TaskHead, Tasks
 from embark.spec.two_tower import TwoTowerSpec

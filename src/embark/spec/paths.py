@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ def join_paths(raw: dict[str, Any], folder: Path) -> None:
         *parents, last = field.split(".")
         section: Any = raw
         for name in parents:
-            section = section.get(name) if isinstance(section, Mapping) else None
+            section = section.get(name) if isinstance(section, dict) else None
         if isinstance(section, dict) and last in section:
             section[last] = _changed(section[last], lambda path: os.path.normpath(folder / path))
 
@@ -45,7 +45,7 @@ def without_local_input(spec: RunSpec) -> RunSpec:
     if not local:
         return spec
     prepare = spec.data.prepare
-    prepare = type(prepare).model_validate(prepare.model_dump(exclude_unset=True, exclude={*local, "new_ids"}))
+    prepare = type(prepare).model_validate(prepare.model_dump(exclude_unset=True, exclude=local))
     return spec.model_copy(update={"data": spec.data.model_copy(update={"prepare": prepare})})
 
 

@@ -2,9 +2,9 @@
 
 from typing import Annotated, Literal
 
-from pydantic import Field, PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat
 
-from embark.spec.section import Section
+from embark.spec.section import PositiveInt, Section
 
 PodTarget = Literal["job", "jobset", "trainjob", "pytorchjob", "ray", "torchx"]
 ServeTarget = Literal["serve", "kserve", "cloud-run", "vertex-endpoint", "sagemaker", "azureml"]

@@ -3,13 +3,13 @@
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from embark.errors import Mistake, SpecError, conflict, nearest
-from embark.spec.data import DataSpec, drift_mistakes, interactions_mistakes, moment
+from embark.spec.data import DataSpec, interactions_mistakes, moment
 from embark.spec.model import SHARED, ModelSpec, dynamic_mistakes
 from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
-from embark.spec.section import Names, Section
+from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
 from embark.spec.sequence import EMBEDDING_SHARDINGS, sequence_mistakes
 from embark.spec.serve import PublishSpec, ServeSpec
 from embark.spec.stream import StreamSpec, stream_mistakes
@@ -17,37 +17,22 @@ from embark.spec.tasks import task_mistakes
 from embark.spec.train import HeldOutMetric, TrainSpec, batch_mistakes, metric_mistakes
 from embark.spec.two_tower import two_tower_mistakes
 
-# Every field of [model], [data] and [train] stands in exactly one of the two sets; the other sections say where and how
-# a run is trained, not what it learns.
-LEARNING_FIELDS = frozenset({
-    "model.kind", "model.code", "model.num_dense", "model.embedding_dim", "model.bottom_mlp", "model.top_mlp",
-    "model.dropout", "model.num_cross_layers", "model.cross_rank", "model.tables", "model.two_tower",
-    "model.tasks", "model.task_head", "model.num_experts", "model.num_task_experts", "model.num_extraction_layers",
-    "model.tower_mlp", "model.sequence",
-    "data.kind", "data.code", "data.label", "data.dense_columns", "data.time_column", "data.eval_fraction",
-    "data.eval_split", "data.shuffle", "data.on_bad_id", "data.num_train_samples", "data.num_eval_samples",
-    "data.zipf_exponent", "data.signal", "data.task_conflict", "data.ragged", "data.seed", "data.interactions",
-    "data.drift",
-    "train.batch_size", "train.learning_rate", "train.dense_learning_rate", "train.optimizer", "train.dense_optimizer",
-    "train.eps", "train.weight_decay", "train.embedding_l2", "train.max_gradient_norm", "train.warmup_steps",
-    "train.decay", "train.decay_start_step", "train.decay_steps", "train.final_rate",
-    "train.precision", "train.table_dtype", "train.comms_dtype", "train.seed", "train.warm_start",
-})
-OTHER_FIELDS = frozenset({
+OTHER_FIELDS = frozenset({  # Fields of these sections that do not decide what a run learns.
     "model.num_tables", "model.rows_per_table",  # they are in model.tables, as the run has them
     "data.path", "data.prepare", "data.cache_gb", "data.cache_dir",  # the data's content counts, not where it lies
     "train.num_epochs", "train.num_steps", "train.eval_every", "train.early_stopping_patience",
     "train.early_stopping_metric", "train.early_stopping_min_delta", "train.sharding", "train.memory_reserve",
     "train.engine",
 })
-OTHER_SECTIONS = frozenset({"name", "place", "store", "watch", "publish", "serve", "stream"})
+LEARNING_FIELDS = frozenset(f"{name}.{field}" for name, section in (
+    ("model", ModelSpec), ("data", DataSpec), ("train", TrainSpec)) for field in section.model_fields) - OTHER_FIELDS
 
 KIND_OF_FIELD = {
     **dict.fromkeys(("data.label", "data.dense_columns", "data.time_column", "data.eval_fraction", "data.on_bad_id"),
                     "columns"),
     **dict.fromkeys(("data.eval_split", "data.shuffle"), "prepared"),
     **dict.fromkeys(("data.num_train_samples", "data.num_eval_samples", "data.zipf_exponent", "data.signal",
-                     "data.task_conflict", "data.ragged", "data.drift"), "synthetic"),
+                     "data.task_conflict", "data.ragged"), "synthetic"),
     "data.interactions": "interactions",
 }
 """Fields that have an effect with one `data.kind` only."""
@@ -138,22 +123,10 @@ class RunSpec(Section):
 
     def mistakes(self) -> Iterator[Mistake]:
         """Find conflicts between fields that are each valid alone."""
-        yield from _model_mistakes(self.model)
-        yield from two_tower_mistakes(self)
-        yield from sequence_mistakes(self)
-        yield from dynamic_mistakes(self)
-        yield from _data_mistakes(self)
-        yield from task_mistakes(self)
-        yield from metric_mistakes(self)
-        yield from interactions_mistakes(self)
-        yield from drift_mistakes(self)
-        yield from stream_mistakes(self)
-        yield from _train_mistakes(self)
-        yield from _elastic_mistakes(self)
-        if self.serve.min_replicas > self.serve.max_replicas:
-            yield conflict("serve.min_replicas", self.serve.min_replicas,
-                           f"is more than serve.max_replicas = {self.serve.max_replicas}", "swap them")
-        yield from _acceptance_mistakes(self)
+        for find in (_model_mistakes, two_tower_mistakes, sequence_mistakes, dynamic_mistakes, _data_mistakes,
+                     task_mistakes, metric_mistakes, interactions_mistakes, stream_mistakes, _train_mistakes,
+                     _elastic_mistakes, _acceptance_mistakes):
+            yield from find(self)
 
 
 def accepting(spec: RunSpec, fields: Sequence[str]) -> RunSpec:
@@ -174,8 +147,8 @@ def _acceptance_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                            nearest(name, ACCEPTABLE))
 
 
-def _model_mistakes(model: ModelSpec) -> Iterator[Mistake]:
-    rows = model.rows_per_table
+def _model_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    model, rows = spec.model, spec.model.rows_per_table
     if not model.tables and isinstance(rows, tuple) and len(rows) != model.num_tables:
         yield conflict("model.rows_per_table", rows,
                        f"lists {len(rows)} tables, but model.num_tables is {model.num_tables}",
@@ -241,22 +214,18 @@ def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
 
 def _prepare_mistakes(data: DataSpec) -> Iterator[Mistake]:
     prepare = data.prepare
-    needs = {"file": ("validation_files", prepare.validation_files), "column": ("split_column", prepare.split_column)}
-    for split, (field, value) in needs.items():
-        if split == prepare.split and not value:
-            yield conflict(f"data.prepare.{field}", value, f'is needed where data.prepare.split is "{split}"',
-                           "name it")
-        elif split != prepare.split and value:
-            yield conflict(f"data.prepare.{field}", value,
-                           f'has no effect while data.prepare.split is "{prepare.split}"',
-                           f'set data.prepare.split = "{split}"')
+    files, is_by_file = prepare.validation_files, prepare.split == "file"
+    if is_by_file and not files:
+        yield conflict("data.prepare.validation_files", files, 'is needed where data.prepare.split is "file"',
+                       "name them")
+    elif files and not is_by_file:
+        yield conflict("data.prepare.validation_files", files,
+                       f'has no effect while data.prepare.split is "{prepare.split}"',
+                       'set data.prepare.split = "file"')
     if data.eval_fraction + prepare.test_fraction >= 1:
         yield conflict("data.prepare.test_fraction", prepare.test_fraction,
                        f"leaves no training rows next to data.eval_fraction = {data.eval_fraction}",
                        "make one of them smaller")
-    if prepare.new_ids != "append" and not prepare.id_map_from:
-        yield conflict("data.prepare.new_ids", prepare.new_ids, "has no effect without data.prepare.id_map_from",
-                       "name the earlier prepared data there")
     yield from _time_mistakes(data)
     roles = [data.label, *data.dense_columns, *prepare.sparse_columns, *prepare.list_columns, *prepare.ignored_columns,
              *prepare.time_columns]
@@ -359,7 +328,10 @@ def penalty_mistakes(spec: RunSpec) -> Iterator[Mistake]:
 
 
 def _elastic_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    place = spec.place
+    place, serve = spec.place, spec.serve
+    if serve.min_replicas > serve.max_replicas:
+        yield conflict("serve.min_replicas", serve.min_replicas,
+                       f"is more than serve.max_replicas = {serve.max_replicas}", "swap them")
     said = f"min {place.min_nodes}, max {place.max_nodes}"
     if place.min_nodes > place.max_nodes:
         yield conflict("place.nodes", said, "min is more than max", "swap them")

@@ -4,13 +4,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, wraps
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from embark.errors import Mistake, conflict
 
 NUM_REMEMBERED = 8
 S = TypeVar("S", bound="Section")
 R = TypeVar("R")
+MAX_NUMBER = 2**53  # What JSON keeps exact; TOML has 64 bits.
+
+
+def _exact(value: int) -> int:
+    if value > MAX_NUMBER:
+        raise ValueError(f"is more than {MAX_NUMBER:,}")
+    return value
+
+
+PositiveInt = Annotated[int, Field(gt=0), AfterValidator(_exact)]  # A bound by `le` would override that of a field.
+NonNegativeInt = Annotated[int, Field(ge=0), AfterValidator(_exact)]
 Names = Annotated[tuple[str, ...], Field(strict=False)]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from pydantic import Field, PositiveInt
+from pydantic import Field
 
 from embark.errors import Mistake, conflict, nearest
-from embark.spec.section import Section
+from embark.spec.section import PositiveInt, Section
 
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec

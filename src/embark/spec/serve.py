@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from embark.errors import UserError
-from embark.spec.section import Names, Section
+from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
 
 DRAIN_S = 30  # Seconds after SIGTERM within which a server answers every request that it has accepted.
 

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import (
-    Field,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-)
+from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from embark.errors import Mistake, conflict
-from embark.spec.section import Names, Section
+from embark.spec.section import Names, PositiveInt, Section
 from embark.spec.user_code import CUSTOM_KIND, is_custom
 
 if TYPE_CHECKING:

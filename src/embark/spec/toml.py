@@ -1,5 +1,4 @@
-"""A spec as TOML text: written, as a commented starter, as a reference page, and which line a field stands on; the
-presets."""
+"""A spec as TOML text: written, as a commented starter, and which line a field stands on; the presets."""
 
 import re
 import shlex
@@ -13,9 +12,7 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from embark.spec.model import ModelSpec, Table
 from embark.spec.run import RunSpec
-from embark.spec.tasks import Task
 
 _TABLES: dict[str, dict[str, Any]] = tomllib.loads(
     Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
@@ -89,31 +86,6 @@ def starter(preset: str, path: Path | None = None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def reference() -> str:
-    """Write every field of a spec as a page of Markdown."""
-    lines = ["# The spec, field by field", "",
-             "TOML in. Unknown keys are errors; `--set section.field=value` overrides any of them.", ""]
-    for name, info in RunSpec.model_fields.items():
-        section = info.annotation
-        if isinstance(section, type) and issubclass(section, BaseModel):
-            lines += [f"## `[{name}]`", "", (section.__doc__ or "").strip().splitlines()[0], "", *_table(section), ""]
-            for inner, kind in _inner_sections(section):
-                brackets = ("[[", "]]") if kind in (Table, Task) else ("[", "]")
-                lines += [f"### `{brackets[0]}{name}.{inner}{brackets[1]}`", "", (kind.__doc__ or "").strip(), "",
-                          *_table(kind), ""]
-        else:
-            lines += [f"`{name}` (default `{info.default!r}`): {info.description}", ""]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _inner_sections(section: type[BaseModel]) -> Iterator[tuple[str, type[BaseModel]]]:
-    for name, info in section.model_fields.items():
-        if section is ModelSpec and name == "tables":
-            yield name, Table
-        elif (inner := section_in(info.annotation)) is not None:
-            yield name, inner
-
-
 def section_in(annotation: Any) -> type[BaseModel] | None:
     """Return the section that a field is, or may be beside a plain value."""
     return next((one for one in (annotation, *get_args(annotation))
@@ -133,33 +105,14 @@ def _lines(section: str, part: BaseModel) -> Iterator[str]:
             for row in value:
                 later += ["", f"[[{section}.{name}]]", tomli_w.dumps(row).strip()]
             continue
-        yield f"# {_one_line(info.description)}"
+        yield f"# {one_line(info.description)}"
         yield f"{name} = {inline(value)}"
     yield from later
 
 
-def _table(section: type[BaseModel]) -> list[str]:
-    rows = ["| field | default | meaning |", "|---|---|---|"]
-    for name, info in section.model_fields.items():
-        if isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            continue  # has a table of its own
-        default = "required" if info.is_required() else f"`{_default(info.default)}`"
-        rows.append(f"| `{name}` | {_cell(default)} | {_cell(_one_line(info.description))} |")
-    return rows
-
-
-def _one_line(text: str | None) -> str:
+def one_line(text: str | None) -> str:
+    """Return the text with its line breaks as spaces."""
     return " ".join((text or "").split())
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|")
-
-
-def _default(value: object) -> str:
-    if value is None:
-        return "not given"
-    return inline(list(value) if isinstance(value, tuple) else value)
 
 
 @lru_cache(1)  # a spec may have a mistake in each of its tables

@@ -6,11 +6,11 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
 from embark.errors import Mistake
 from embark.spec.model import TableDtype, TableOptimizer, TableSharding
-from embark.spec.section import Section
+from embark.spec.section import NonNegativeInt, PositiveInt, Section
 from embark.spec.tasks import main_task
 
 if TYPE_CHECKING:

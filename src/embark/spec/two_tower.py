@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
-from pydantic import Field, NonNegativeInt, PositiveInt
+from pydantic import Field
 
 from embark.errors import Mistake, conflict, nearest
-from embark.spec.section import Section
+from embark.spec.section import NonNegativeInt, PositiveInt, Section
 
 if TYPE_CHECKING:
     from embark.spec.model import ModelSpec

@@ -206,7 +206,8 @@ class CheckpointArrays:
         return self.read_into(name, (first, *(0 for _ in entry.size[1:])), into)
 
     def read_into(self, name: str, offsets: Sequence[int], into: Array) -> Array:
-        """Fill `into` with the box that begins at `offsets`, from whatever chunks the tensor was saved in."""
+        """Fill `into` with the box that begins at `offsets`, from whatever chunks the tensor was saved in. What
+        the tensor does not have stays as it is."""
         entry = self.entry(name)
         dtype = entry.stored
         box, offsets = np.atleast_1d(into), tuple(offsets) or (0,)
@@ -229,18 +230,6 @@ class CheckpointArrays:
             if not is_direct:
                 columns = [slice(a - o, b - o) for a, b, o in zip(low[1:], high[1:], begins[1:], strict=True)]
                 target[...] = rows[(slice(None), *columns)]
-        return into
-
-    def read_over(self, name: str, offsets: Sequence[int], into: Array, kept: Array | None = None) -> Array:
-        """Fill `into` like `read_into`, but leave the rows in `kept`, in ascending order, and those that the tensor
-        does not have."""
-        mine = np.empty(0, np.int64)
-        if kept is not None:
-            first, stop = np.searchsorted(kept, (offsets[0], offsets[0] + len(into)))
-            mine = kept[first:stop] - offsets[0]
-        values = into[mine].copy()
-        self.read_into(name, offsets, into)
-        into[mine] = values
         return into
 
     def rowwise_state(self, name: str, table: str, first: int, stop: int) -> Array:

@@ -3,6 +3,8 @@
 import math
 from dataclasses import dataclass
 
+from embark.formatting import format_duration, pluralize
+
 MAX_LOST_S = 600.0  # Training that a preemption may lose if no save finishes after its notice.
 MAX_PAUSE_SHARE = 0.1  # Share of the time that saves may take to stay within `MAX_LOST_S`.
 MAX_EVERY_S = 3600.0  # However rare failures are said to be, one that nobody foresaw loses no more than about this.
@@ -44,17 +46,17 @@ def steps_between_saves(
     every_s = every_steps * step_s
     # what trains on while a save is written is lost with it
     share = min(expected_overhead(every_s, save_pause_s, mtbf_s) + background_s / mtbf_s, 1.0)
-    standing = f"{_span(save_pause_s)} of it with training paused, " if background_s else ""
-    failures = "no failure is expected" if math.isinf(mtbf_s) else f"a failure is expected every {_span(mtbf_s)}"
-    why = (f"saving every {_count(every_steps)} ({_span(every_s)}): a save takes {_span(save_cost_s)}, {standing}and "
-           f"{failures}, so {share:.2%} of the time is lost")
-    lost = _span(every_s + save_cost_s)
-    if not has_time_to_save and every_s < 0.99 * cheapest_s:
-        why += (f"; {_span(cheapest_s)} would cost least, but a preemption leaves only {_span(grace_s)}, "
-                f"too short for a step and a save, and this way it loses at most {lost}")
-    elif not has_time_to_save:
-        why += (f"; a preemption leaves only {_span(grace_s)}, too short for a step and a save, "
-                f"and loses at most {lost}")
+    standing = f"{format_duration(save_pause_s)} of it with training paused, " if background_s else ""
+    failures = f"a failure is expected every {format_duration(mtbf_s)}"
+    if math.isinf(mtbf_s):
+        failures = "no failure is expected"
+    why = (f"saving every {pluralize(every_steps, 'step')} ({format_duration(every_s)}): a save takes "
+           f"{format_duration(save_cost_s)}, {standing}and {failures}, so {share:.2%} of the time is lost")
+    if not has_time_to_save:
+        if every_s < 0.99 * cheapest_s:
+            why += f"; {format_duration(cheapest_s)} would cost least"
+        why += (f"; a preemption leaves only {format_duration(grace_s)}, too short for a step and a save, and loses at "
+                f"most {format_duration(every_s + save_cost_s)}")
     return Choice(every_steps, why)
 
 
@@ -93,18 +95,3 @@ def expected_overhead(every_s: float, cost_s: float, mtbf_s: float) -> float:
     if exponent > 700:  # exp() overflows; nothing is ever finished
         return 1.0
     return max(1 - every_s / (mtbf_s * math.expm1(exponent)), 0.0)
-
-
-def _count(steps: int) -> str:
-    return "step" if steps == 1 else f"{steps:,} steps"
-
-
-def _span(seconds: float) -> str:
-    """`0.25 s`, `12 s`, `7 min`, `3.5 h`, `2 days`."""
-    if 0 < seconds < 1e-3:
-        return "less than 1 ms"
-    for from_s, size, unit in ((172800, 86400, "days"), (3600, 3600, "h"), (120, 60, "min"), (0, 1, "s")):
-        if seconds >= from_s:
-            value = seconds / size
-            return f"{value:.2g} {unit}" if value < 99.5 else f"{value:.0f} {unit}"
-    raise ValueError(f"{seconds} is no span of time")

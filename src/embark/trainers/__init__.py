@@ -4,7 +4,7 @@ May import run and below."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from embark.export.quantize import TableDtype
     from embark.export.safetensors_file import TensorSource
     from embark.run.evaluate_run import EvaluationResult
-    from embark.run.feature_metrics import ImportanceResult, SliceResult
     from embark.run.signals import StopSignals
     from embark.run.trainer import TrainerBackend
     from embark.spec import RunSpec
@@ -83,31 +82,6 @@ def build_index(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[ItemInde
     from embark.trainers.torch.scoring.item_index import build_item_index
 
     return build_item_index(trained, arrays)
-
-
-def feature_importance(
-    run: str, *, data: str = "", split: str = "", step: int | None = None, rows: int = 50_000, repeats: int = 10,
-    seed: int = 0, on_progress: Callable[[int, int], None] | None = None,
-) -> ImportanceResult:
-    """Measure what the model loses on the rows of `evaluate` when each feature in turn is permuted; see
-    `run.importance`."""
-    from embark.run.feature_metrics import Sampling, measure_importance
-    from embark.store.checkpoint_inspect import find_trained
-
-    return measure_importance(find_trained(run, step), open_backend, Sampling(rows, repeats, seed), data=data,
-                              split=split, on_progress=on_progress)
-
-
-def evaluate_slices(
-    run: str, feature: str, *, data: str = "", split: str = "", step: int | None = None, top: int = 20,
-    rows: int = 200_000, repeats: int = 10, seed: int = 0, on_progress: Callable[[int, int], None] | None = None,
-) -> SliceResult:
-    """Compute the metrics on the rows of `evaluate` by the values of one feature; see `run.slices`."""
-    from embark.run.feature_metrics import Sampling, measure_slices
-    from embark.store.checkpoint_inspect import find_trained
-
-    return measure_slices(find_trained(run, step), open_backend, feature, Sampling(rows, repeats, seed), top=top,
-                          data=data, split=split, on_progress=on_progress)
 
 
 def open_backend(spec: RunSpec) -> TrainerBackend:

@@ -12,7 +12,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,8 @@ from embark.events import Event, Fanout, Sink, read_events
 from embark.events.events import to_jsonable
 from embark.events.metrics import metric
 from embark.events.sinks.services import require_packages
-from embark.events.spending import attempts, spending
-from embark.formatting import format_float, format_usd, pluralize
+from embark.events.spending import attempts
+from embark.formatting import format_usd
 from embark.model.steps import num_steps_of
 from embark.run.budget import PRICE, usd_per_hour
 from embark.run.open_run import RunOpener
@@ -37,7 +37,7 @@ from embark.store import RunDir, run_uri, write_atomic
 from embark.store.checkpoint_store import EARLY_STOPPING
 from embark.store.run_dir import TUNE
 from embark.trainers import open_backend, wants_jax
-from embark.tuning.search_space import SearchSpace, default_space, own_values, parse_search, with_values
+from embark.tuning.search_space import default_space, own_values, parse_search, with_values
 
 if TYPE_CHECKING:
     import optuna
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
 
 NUM_EVALUATIONS = 8  # Evaluations of a trial, if the spec asks for none before the end.
 BEST = "best.toml"
+JOURNAL = "optuna.journal"
+SUBJECT = "subject"  # Key of the tuned spec and its search space.
+NUM_STARTUP_TRIALS = 5  # Complete trials before any trial is pruned.
+NUM_KEPT_EVALUATIONS = 2  # The first evaluations of a trial, by which it is not pruned yet.
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "unfinished"}
 
 
@@ -55,7 +59,6 @@ class TuneRequest:
 
     trials: int = 30
     minutes: float | None = None
-    usd: float | None = None
     metric: HeldOutMetric | None = None
     """None: the AUC; for two towers, Recall@K; for tasks of which none is binary, the log loss."""
     search: Sequence[str] = ()
@@ -72,7 +75,6 @@ class TrialResult:
     value: float | None  # The held-out metric at the end or, with early stopping, of the best checkpoint.
     values: Mapping[str, Any]  # Values of the fields that are searched.
     run_dir: str
-    evaluations: int
     seconds: float
     usd: float | None
 
@@ -81,7 +83,6 @@ class TrialResult:
 class TuneResult:
     """All trials so far."""
 
-    name: str
     folder: str
     metric: HeldOutMetric
     search: Mapping[str, str]
@@ -104,23 +105,33 @@ def tune(
     Each trial is a run in `<store.root>/<name>-tune`, and the best is written there as a spec file. `view` gets the
     events of all trials, and a `trial` event before and after each.
     """
-    if signals is None:
-        with StopSignals() as entered:
-            return tune(spec, request, view, signals=entered)
     search = Search(spec, request or TuneRequest(), view)
-    with ExitStack() as at_end:
+    with nullcontext(signals) if signals else StopSignals() as entered, ExitStack() as at_end:
         folder = search.spec.model_copy(update={"name": search.folder.name})
-        RunOpener(signals, view, at_end).acquire_run(folder, fresh=False)
-        return search.run(signals)
+        RunOpener(entered, view, at_end).acquire_run(folder, fresh=False)
+        return search.run(entered)
 
 
 class Search:
-    """A search between its start and its end."""
+    """A search between its start and its end, with Optuna's study in a journal file, so that a killed search resumes
+    and no server is needed.
+
+    What a trial tries is a function of the seed, its number and the trials before it, so a search that was killed and
+    resumed equals an undisturbed one. The process holds the folder's lease.
+    """
+
+    _study: optuna.Study
 
     def __init__(self, spec: RunSpec, request: TuneRequest, view: Sequence[Sink]) -> None:
         self.request, self._view, self._given = request, view, with_absolute_paths(spec)
-        self.folder = _folder(spec)
-        _check_request(request)
+        run_dir = RunDir(run_uri(spec.store.root, f"{spec.name}-tune"))
+        if run_dir.is_remote:
+            raise UserError(f"store.root = {spec.store.root}: embark tune keeps its trials in a local directory",
+                            fix="--set store.root=runs")
+        for name, value in (("trials", request.trials), ("minutes", request.minutes)):
+            if value is not None and not 0 < value < math.inf:
+                raise UserError(f"--{name} {value} is not a positive number", fix=f"leave --{name} out, or give one")
+        self.folder = run_dir.path
         self._metric = request.metric or measured_metrics(spec.model)[0]
         if (mistake := metric_mistake(spec.model, "--metric", self._metric)) is not None:
             raise UserError(f"--metric {self._metric} {mistake.what}", fix=mistake.fix)
@@ -131,96 +142,139 @@ class Search:
                             fix="hold some out: data.eval_fraction, or data.num_eval_samples")
         self._given = with_train_defaults(self._given, source.num_train_samples)
         self.spec, self._num_train_samples = spec, source.num_train_samples
-        is_general = not wants_jax(spec) and spec.train.engine != "cuda_graph"
-        self._space: SearchSpace = parse_search(spec, request.search) or default_space(
-            spec, has_regularization=is_general)
+        self._space = parse_search(spec, request.search) or default_space(
+            spec, has_regularization=not wants_jax(spec) and spec.train.engine != "cuda_graph")
         self._search = {field: str(dimension) for field, dimension in self._space.items()}
         duration = {f"train.{name}": getattr(spec.train, name) for name in ("num_epochs", "num_steps", "eval_every")}
         self._subject = {**run.identity, **duration, "--metric": self._metric, "--search": self._search}
-        self._budget_usd = spec.place.budget_usd if request.usd is None else request.usd
-        self._usd_per_hour = _price(spec, self._budget_usd)
+        self._usd_per_hour = _price(spec)
         self._finished: dict[int, TrialResult] = {}
 
     def run(self, signals: StopSignals) -> TuneResult:
         """Run trials until the number, the minutes or the dollars are reached."""
-        study = self._study = Study(self.folder, self._metric, self._space, self.spec.train.seed)
-        study.start(self._subject, own_values(self.spec, self._space))
+        self._open_study()
         backend: TrainerBackend | None = None
-        while not (stopped_by := self._limit(self._save())):
+        while not (spent := [name for name, left in self._left(self._save()).items() if left <= 0]):
             backend = backend or open_backend(self.spec)
-            with study.next_trial() as (trial, values):
+            with self._next_trial() as (trial, values):
                 self._emit(self._save(), trial.number)
                 try:
                     self._train(trial, self.trial_spec(trial.number, values), backend, signals)
                 except OverBudget:
-                    stopped_by = self._seconds_left(self._save())[1]
-                    break
+                    left = self._left(self._save()) | {"trials": math.inf}
+                    return self._save(min(left, key=left.__getitem__))
             self._emit(self._save(), trial.number)
-        return self._save(stopped_by)
+        return self._save(spent[0])
+
+    def _open_study(self) -> None:
+        """Begin with the spec's own values, or resume a study of the same subject; another one is refused."""
+        require_packages("embark tune needs the optuna package, which is not installed", "tune", "optuna")
+        import optuna
+        from optuna.storages.journal import JournalFileBackend
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        journal = self.folder / JOURNAL
+        _cut_partial_line(journal)
+        Path(f"{journal}.lock").unlink(missing_ok=True)  # of a process that was killed: the lease excludes a live one
+        self._study = optuna.create_study(
+            storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))), study_name="tune",
+            load_if_exists=True, direction="maximize" if metric(self._metric).better == "up" else "minimize",
+            pruner=optuna.pruners.MedianPruner(n_startup_trials=NUM_STARTUP_TRIALS,
+                                               n_warmup_steps=NUM_KEPT_EVALUATIONS + 1))
+        subject = json.loads(json.dumps(self._subject))
+        before = self._study.user_attrs.get(SUBJECT, subject)
+        changed = sorted(name for name in {*before, *subject} if before.get(name) != subject.get(name))
+        if changed:
+            raise UserError(f"{self.folder} has the trials of another search: {', '.join(changed)} changed",
+                            fix="--set name=… starts a new search")
+        self._study.set_user_attr(SUBJECT, subject)
+        if not self._study.get_trials(deepcopy=False):
+            own = own_values(self.spec, self._space)
+            self._study.enqueue_trial({field: own[field] for field, of in self._space.items()
+                                       if of.contains(own[field])})
+
+    def _trials(self) -> list[optuna.trial.FrozenTrial]:
+        """Return the trials that were started."""
+        return [one for one in self._study.get_trials() if one.state.name != "WAITING"]
+
+    @contextmanager
+    def _next_trial(self) -> Iterator[tuple[optuna.Trial, dict[str, Any]]]:
+        """Give the trial that was interrupted, or a new one, with its values."""
+        import optuna
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of samplers that are new, and of evaluations reported twice
+            open_ids = [one._trial_id for one in self._trials() if not one.state.is_finished()]
+            number = len(self._trials()) - len(open_ids)
+            self._study.sampler = optuna.samplers.TPESampler(seed=self.spec.train.seed + number, multivariate=True)
+            trial = optuna.Trial(self._study, open_ids[0]) if open_ids else self._study.ask()
+            yield trial, {field: dimension.suggest(trial, field) for field, dimension in self._space.items()}
+
+    def _why_pruned(self, trial: optuna.Trial) -> str:
+        """Return why a trial is not worth its remaining steps; empty if it is."""
+        return f"pruned: held-out {metric(self._metric).label} is worse than the median of the trials before" \
+            if trial.should_prune() else ""
+
+    def tell(self, trial: optuna.Trial, state: str, value: float | None = None) -> None:
+        """Record how a trial ended: `COMPLETE`, `PRUNED` or `FAIL`."""
+        import optuna
+
+        self._study.tell(trial, value, state=optuna.trial.TrialState[state])
 
     def _train(self, trial: optuna.Trial, spec: RunSpec, backend: TrainerBackend, signals: StopSignals) -> None:
         from embark.run.loop import train
 
-        study = self._study
-
         def report(evaluated: Mapping[str, Any]) -> str:
             trial.report(evaluated[self._metric], math.ceil(evaluated["step"] / spec.train.eval_every))
-            return study.why_pruned(trial)
+            return self._why_pruned(trial)
 
-        if study.why_pruned(trial):  # it was, and the process was killed before it could say so
-            return study.tell(trial, "PRUNED")
+        if self._why_pruned(trial):  # it was, and the process was killed before it could say so
+            return self.tell(trial, "PRUNED")
         # At the deadline the run stops as if its budget were spent, and saves.
-        signals.deadline_s = time.monotonic() + self._seconds_left(self._result())[0]
+        left = self._left(self._result()) | {"trials": math.inf}
+        signals.deadline_s = time.monotonic() + min(left.values())
         try:
             ended = train(spec, backend, [_OpenFanout(self._view)], signals=signals, prune=report)
         except (Interrupted, Preempted, OverBudget, RunInUse, Fault):
             raise  # the same trial resumes
         except EmbarkError as error:
-            study.tell(trial, "FAIL")
+            self.tell(trial, "FAIL")
             if not isinstance(error, Diverged):
                 raise
             return None
         finally:
             signals.deadline_s = math.inf
-        if ended["step"] < num_steps_of(spec.train, self._num_train_samples) and study.why_pruned(trial):
-            return study.tell(trial, "PRUNED")
-        value = _value_of(ended, self._metric)
-        return study.tell(trial, "COMPLETE", value) if math.isfinite(value) else study.tell(trial, "FAIL")
+        if ended["step"] < num_steps_of(spec.train, self._num_train_samples) and self._why_pruned(trial):
+            return self.tell(trial, "PRUNED")
+        early = ended.get(EARLY_STOPPING) or {}  # of the best checkpoint, which is the one to use
+        best = early.get("best") if early.get("metric") == self._metric else None
+        value = float(ended[self._metric] if best is None else best)
+        return self.tell(trial, "COMPLETE", value) if math.isfinite(value) else self.tell(trial, "FAIL")
 
     def trial_spec(self, number: int, values: Mapping[str, Any]) -> RunSpec:
         """Return the spec of a trial, which is evaluated at the same shares of its steps as every other."""
-        spec = with_values(self.spec, values)
-        train = spec.train
-        if not train.eval_every:
-            steps = num_steps_of(train, self._num_train_samples)
-            train = train.model_copy(update={"eval_every": max(1, math.ceil(steps / NUM_EVALUATIONS))})
-        store = spec.store.model_copy(update={"root": str(self.folder)})
-        place = spec.place.model_copy(update={"budget_usd": None})  # it is the budget of all trials together
-        return spec.model_copy(update={"name": trial_name(number), "train": train, "store": store, "place": place})
+        spec = with_values(self.spec, {  # the budget is that of all trials together
+            **values, "name": trial_name(number), "store.root": str(self.folder), "place.budget_usd": None})
+        if spec.train.eval_every:
+            return spec
+        num_steps = num_steps_of(spec.train, self._num_train_samples)
+        return with_values(spec, {"train.eval_every": max(1, math.ceil(num_steps / NUM_EVALUATIONS))})
 
-    def _limit(self, result: TuneResult) -> str:
-        """Return the limit that is reached; empty if none is."""
-        if sum(one.state != "unfinished" for one in result.trials) >= self.request.trials:
-            return "trials"
-        left_s, by = self._seconds_left(result)
-        return by if left_s <= 0 else ""
-
-    def _seconds_left(self, result: TuneResult) -> tuple[float, str]:
-        """Return the seconds until the minutes or the dollars are spent, and which of them comes first."""
-        left = [(math.inf, "")]
+    def _left(self, result: TuneResult) -> dict[str, float]:
+        """Return how many trials are left, and how many seconds until the minutes and the dollars are spent."""
+        left = {"trials": float(self.request.trials - sum(one.state != "unfinished" for one in result.trials))}
         if self.request.minutes is not None:
-            left.append((self.request.minutes * 60 - result.seconds, "minutes"))
-        if self._budget_usd is not None and self._usd_per_hour:
-            left.append(((self._budget_usd - (result.usd or 0.0)) / self._usd_per_hour * 3600, "usd"))
-        return min(left)
+            left["minutes"] = self.request.minutes * 60 - result.seconds
+        if self.spec.place.budget_usd is not None and self._usd_per_hour:
+            left["usd"] = self.spec.place.budget_usd / self._usd_per_hour * 3600 - result.seconds
+        return left
 
     def _save(self, stopped_by: str = "") -> TuneResult:
         """Write the results, for `embark watch` and for a person, and remove checkpoints that nobody needs."""
         result = self._result(stopped_by)
         if result.best is not None:
-            best = with_values(self._given, result.trials[result.best].values)
-            write_atomic(self.folder / BEST, to_toml(best.model_copy(update={"name": f"{self.spec.name}-tuned"}),
-                                                     only_set=True))
+            best = with_values(self._given, {**result.trials[result.best].values, "name": f"{self.spec.name}-tuned"})
+            write_atomic(self.folder / BEST, to_toml(best, only_set=True))
         write_atomic(self.folder / TUNE, json.dumps(to_jsonable(asdict(result)), indent=1, allow_nan=False) + "\n")
         for one in result.trials:
             if one.number != result.best and one.state != "unfinished":
@@ -228,30 +282,33 @@ class Search:
         return result
 
     def _result(self, stopped_by: str = "") -> TuneResult:
-        trials = tuple(self._trial_result(one) for one in self._study.trials())
+        trials = tuple(self._trial_result(one) for one in self._trials())
         sign = 1 if metric(self._metric).better == "up" else -1
         complete = {one.number: sign * (one.value or 0.0) for one in trials if one.state == "complete"}
-        best = max(complete, key=lambda number: (complete[number], -number), default=None)
-        costs = [one.usd for one in trials if one.usd is not None]
+        best = max(complete, key=complete.__getitem__, default=None)
+        seconds = sum(one.seconds for one in trials)
         return TuneResult(
-            name=self.spec.name, folder=str(self.folder), metric=self._metric, search=self._search, trials=trials,
+            folder=str(self.folder), metric=self._metric, search=self._search, trials=trials,
             num_wanted=self.request.trials, stopped_by=stopped_by, best=best,
-            best_value=None if best is None else trials[best].value, own_value=trials[0].value if trials else None,
-            best_spec="" if best is None else str(self.folder / BEST), seconds=sum(one.seconds for one in trials),
-            usd=sum(costs) if costs else None,
+            best_value=None if best is None else trials[best].value,
+            own_value=trials[0].value if trials else None,
+            best_spec="" if best is None else str(self.folder / BEST), seconds=seconds,
+            usd=self._usd(seconds),
         )
+
+    def _usd(self, seconds: float) -> float | None:
+        return None if self._usd_per_hour is None else seconds / 3600 * self._usd_per_hour
 
     def _trial_result(self, frozen: optuna.trial.FrozenTrial) -> TrialResult:
         if frozen.number in self._finished:
             return self._finished[frozen.number]
         run_dir = RunDir(str(self.folder / trial_name(frozen.number)))
         events = list(read_events(run_dir.events)) if run_dir.events.is_file() else []
-        spent = spending(events, usd_per_hour=self._usd_per_hour)
+        seconds = sum(one.held_s for one in attempts(events))
         result = TrialResult(
             number=frozen.number, state=STATES[frozen.state.name], values=dict(frozen.params), run_dir=run_dir.uri,
             value=frozen.value if frozen.state.name == "COMPLETE" else None,
-            evaluations=len(frozen.intermediate_values), seconds=sum(one.held_s for one in attempts(events)),
-            usd=None if spent is None else spent.usd)
+            seconds=seconds, usd=self._usd(seconds))
         if result.state != "unfinished":
             self._finished[frozen.number] = result
         return result
@@ -273,35 +330,9 @@ def trial_name(number: int) -> str:
     return f"trial-{number:04d}"
 
 
-def _value_of(ended: Mapping[str, Any], name: str) -> float:
-    """Return the metric at the end or, with early stopping, of the best checkpoint, which is the one to use."""
-    early = ended.get(EARLY_STOPPING) or {}
-    best = early.get("best") if early.get("metric") == name else None
-    return float(ended[name] if best is None else best)
-
-
-def _folder(spec: RunSpec) -> Path:
-    run_dir = RunDir(run_uri(spec.store.root, f"{spec.name}-tune"))
-    if run_dir.is_remote:
-        raise UserError(f"store.root = {spec.store.root}: embark tune keeps its trials in a local directory",
-                        fix="--set store.root=runs")
-    if os.environ.get("WORLD_SIZE", "1") != "1":
-        raise UserError("embark tune trains in one process, and this is one of several ranks",
-                        fix="start it without torchrun")
-    return run_dir.path
-
-
-def _check_request(request: TuneRequest) -> None:
-    for name in ("trials", "minutes", "usd"):
-        value = getattr(request, name)
-        if value is not None and not 0 < value < math.inf:
-            raise UserError(f"--{name} {value} is not a positive number", fix=f"leave --{name} out, or give one")
-
-
-def _price(spec: RunSpec, budget_usd: float | None) -> float | None:
+def _price(spec: RunSpec) -> float | None:
     """Return the price of this machine, by the rule of `embark plan` and `embark report`."""
-    given = usd_per_hour()
-    price = price_of_run(spec, {})
+    price, given, budget_usd = price_of_run(spec, {}), usd_per_hour(), spec.place.budget_usd
     per_hour = price.usd_per_hour if given is None else given
     if budget_usd is not None and per_hour is None:
         raise UserError(f"a budget of {format_usd(budget_usd)} cannot be enforced. {price.text}",
@@ -309,84 +340,7 @@ def _price(spec: RunSpec, budget_usd: float | None) -> float | None:
     return per_hour
 
 
-JOURNAL = "optuna.journal"
-SUBJECT = "subject"  # Key of the tuned spec and its search space.
-NUM_STARTUP_TRIALS = 5  # Complete trials before any trial is pruned.
-NUM_KEPT_EVALUATIONS = 2  # The first evaluations of a trial, by which it is not pruned yet.
-
-
-class Study:
-    """Optuna's study in a journal file, so that a killed search resumes and no server is needed.
-
-    What a trial tries is a function of the seed, its number and the trials before it, so a search that was killed and
-    resumed equals an undisturbed one. The process holds the folder's lease.
-    """
-
-    def __init__(self, folder: Path, metric_name: str, space: SearchSpace, seed: int) -> None:
-        require_packages("embark tune needs the optuna package, which is not installed", "tune", "optuna")
-        import optuna
-        from optuna.storages.journal import JournalFileBackend
-
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        journal = folder / JOURNAL
-        _cut_partial_line(journal)
-        Path(f"{journal}.lock").unlink(missing_ok=True)  # of a process that was killed: the lease excludes a live one
-        self._folder, self._metric, self._space, self._seed = folder, metric(metric_name), space, seed
-        self._study = optuna.create_study(
-            storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))), study_name="tune",
-            load_if_exists=True, direction="maximize" if self._metric.better == "up" else "minimize",
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=NUM_STARTUP_TRIALS,
-                                               n_warmup_steps=NUM_KEPT_EVALUATIONS + 1))
-
-    def start(self, subject: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Begin with the values `own`, or resume a study of the same `subject`; another one is refused."""
-        subject = json.loads(json.dumps(subject))
-        before = self._study.user_attrs.get(SUBJECT, subject)
-        changed = sorted(name for name in {*before, *subject} if before.get(name) != subject.get(name))
-        if changed:
-            raise UserError(f"{self._folder} has the trials of another search: {', '.join(changed)} changed",
-                            fix="--set name=… starts a new search")
-        self._study.set_user_attr(SUBJECT, subject)
-        if not self._study.get_trials(deepcopy=False):
-            self._study.enqueue_trial(dict(own))
-
-    def trials(self) -> list[optuna.trial.FrozenTrial]:
-        """Return the trials that were started."""
-        return [one for one in self._study.get_trials() if one.state.name != "WAITING"]
-
-    @contextmanager
-    def next_trial(self) -> Iterator[tuple[optuna.Trial, dict[str, Any]]]:
-        """Give the trial that was interrupted, or a new one, with its values."""
-        import optuna
-
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of samplers that are new, and of evaluations reported twice
-            open_ids = [one._trial_id for one in self.trials() if not one.state.is_finished()]
-            number = len(self.trials()) - len(open_ids)
-            self._study.sampler = optuna.samplers.TPESampler(seed=self._seed + number, multivariate=True)
-            trial = optuna.Trial(self._study, open_ids[0]) if open_ids else self._study.ask()
-            yield trial, {field: dimension.suggest(trial, field) for field, dimension in self._space.items()}
-
-    def why_pruned(self, trial: optuna.Trial) -> str:
-        """Return why a trial is not worth its remaining steps; empty if it is."""
-        if not trial.should_prune():
-            return ""
-        reported = self._study.get_trials(deepcopy=False)[trial.number].intermediate_values
-        value = reported[max(reported)]
-        return (f"pruned after {pluralize(len(reported), 'evaluation')}: held-out {self._metric.label} "
-                f"{format_float(value)} is worse than the median of the trials before")
-
-    def tell(self, trial: optuna.Trial, state: str, value: float | None = None) -> None:
-        """Record how a trial ended: `COMPLETE`, `PRUNED` or `FAIL`."""
-        import optuna
-
-        self._study.tell(trial, value, state=optuna.trial.TrialState[state])
-
-
 def _cut_partial_line(journal: Path) -> None:
     """Cut off a line that a killed process did not finish, which Optuna would refuse."""
     if journal.is_file():
-        text = journal.read_bytes()
-        if not text.endswith(b"\n"):
-            with journal.open("r+b") as file:
-                file.truncate(text.rfind(b"\n") + 1)
+        os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)

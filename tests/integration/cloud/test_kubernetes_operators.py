@@ -1,23 +1,18 @@
-"""Runs on Kubernetes that another program stands between: KubeRay's RayJob, and TorchX with Volcano."""
+"""Runs on Kubernetes that another program stands between: KubeRay's RayJob."""
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 from integration.cloud.kubernetes_api import KubernetesApi, kubernetes_api
-from integration.cloud.kubernetes_launch import HASTY, launched, place, settle, spec_of
+from integration.cloud.kubernetes_launch import launched, place, settle, spec_of
 from launch_shells import CtrlC, use_shell
 
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
-from embark.cli.status import cancel as cancel_command
 from embark.cli.status import status as status_command
 from embark.errors import ExitCode, Interrupted, UserError
 from embark.launch.backends.kubernetes.kubectl import NoSuchKind
-from embark.launch.backends.torchx import TorchX
 from embark.launch.run_registry import find_run, list_runs
-from embark.launch.shell import Shell
 
 RAY_POD = {"app.kubernetes.io/component": "worker"}
 
@@ -67,85 +62,16 @@ def test_without_an_address_a_ray_run_is_a_rayjob_from_its_pods_to_its_end(api: 
     assert not api.names("rayjobs") | api.names("configmaps")
 
 
-def torchx(messages: list[str] | None = None) -> TorchX:
-    return TorchX(Shell(), notify=(messages if messages is not None else []).append, retry=HASTY)
-
-
-def test_torchx_makes_a_volcano_job_that_is_then_followed_like_any_other(api: KubernetesApi, capsys):
-    handle = launched("place.target=torchx")
-    assert handle.backend == "torchx"
-    (name,) = api.names("jobs")
-    assert name.startswith("dlrm-")
-    job = api.objects[("jobs", "embark", name)]
-    assert len(job["spec"]["tasks"]) == 2
-    assert job["spec"]["queue"] == "default"
-    assert torchx().status(handle).reason == "no pod created yet"
-    for index in (0, 1):
-        pod = f"{name}-trainer-{index}-0"
-        template = job["spec"]["tasks"][index]["template"]
-        assert template["metadata"]["labels"]["torchx.pytorch.org/replica-id"] == str(index)
-        api.put("pods", pod, metadata={"labels": template["metadata"]["labels"]}, spec=template["spec"], status={
-            "phase": "Running", "containerStatuses": [
-                {"name": template["spec"]["containers"][0]["name"], "state": {"running": {}}}]})
-        api.log(pod, f"hello from {index}")
-    assert torchx().status(handle).state == "running"
-    assert [(line.index, line.text) for line in torchx().logs(handle)] == [(0, "hello from 0"), (1, "hello from 1")]
-    with pytest.raises(UserError, match=f"the Volcano job {name} in namespace embark already exists"):
-        launch_run(Console(quiet=True), spec_of("place.target=torchx"), yes=True, dry_run=False)
-    job["status"] = {"state": {"phase": "Failed", "reason": "PodFailed"}, "retryCount": 3}
-    status = torchx().status(handle)
-    assert (status.state, status.num_restarts) == ("failed", 3)
-    assert cancel_command("dlrm", yes=True, console=Console()) == 0
-    assert f"removed job.batch.volcano.sh/{name}" in capsys.readouterr().out
-    assert not api.names("jobs")
-
-
-def test_torchx_dry_run_shows_its_command_without_the_cluster(api: KubernetesApi, capsys):
-    assert launch_run(Console(), spec_of("place.target=torchx"), yes=False, dry_run=True) == 0
-    output = capsys.readouterr().out
-    assert f"{sys.executable} -m torchx.cli.main run --json --workspace '' --scheduler kubernetes" in output
-    assert "queue=default,namespace=embark" in output
-    assert not api.requests
-
-
-@pytest.mark.parametrize(("target", "group", "fix"), [
-    ("ray", "ray.io/v1", "helm install kuberay-operator"),
-    ("torchx", "batch.volcano.sh/v1alpha1", "helm install volcano")])
-def test_a_cluster_without_the_operator_gets_the_install_command(tmp_path, monkeypatch, target, group, fix):
-    with kubernetes_api(without=(group,)) as server:
+def test_a_cluster_without_the_operator_gets_the_install_command(tmp_path, monkeypatch):
+    with kubernetes_api(without=("ray.io/v1",)) as server:
         settle(server, tmp_path, monkeypatch)
         monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
         monkeypatch.delenv("RAY_ADDRESS", raising=False)
         with pytest.raises(NoSuchKind) as caught:
-            launch_run(Console(quiet=True), spec_of(f"place.target={target}"), yes=True, dry_run=False)
-        assert fix in caught.value.fix
+            launch_run(Console(quiet=True), spec_of("place.target=ray"), yes=True, dry_run=False)
+        assert "helm install kuberay-operator" in caught.value.fix
         assert not server.objects
         assert not list_runs().runs
-
-
-COMMANDS = ("context", "context again", "jobs", "namespace", "make the namespace", "torchx run")
-
-
-@pytest.mark.parametrize(("step", "is_after"), [
-    (1, False), (4, False), (6, True), *(pytest.param(step, is_after, marks=pytest.mark.slow) for step, is_after in (
-        (2, False), (3, False), (5, False), (5, True), (6, False)))])
-def test_ctrl_c_at_any_command_of_torchx_says_what_is_there(api: KubernetesApi, monkeypatch, step, is_after):
-    use_shell(monkeypatch, lambda: CtrlC(step, is_after=is_after))
-    with pytest.raises(Interrupted) as caught:
-        launch_run(Console(quiet=True), spec_of("place.target=torchx"), yes=True, dry_run=False)
-    assert bool(api.names("namespaces")) == (step + is_after > 5)
-    assert bool(api.names("jobs")) == (step + is_after > 6)
-    if step <= 4:
-        assert caught.value.what == "stopped by Ctrl-C; nothing was created"
-        assert not list_runs().runs
-        return
-    assert "delete namespace embark" in caught.value.fix
-    if step == 6:
-        assert "the Volcano job dlrm-… in namespace embark" in caught.value.what
-        use_shell(monkeypatch, Shell)
-        # Its name was never told, and yet it is found.
-        assert cancel_command("dlrm", yes=True, console=Console(quiet=True)) == 0
-        assert not api.names("jobs")
 
 
 @pytest.mark.parametrize(("step", "is_after"), [

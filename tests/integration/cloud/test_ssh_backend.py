@@ -18,7 +18,7 @@ from ssh_servers import children_of, free_port, keygen, servers
 from warm_python import processes_with
 
 from embark.errors import UserError
-from embark.launch.log_tail import read_logs, tail_logs
+from embark.launch.backend import read_logs
 from embark.launch.shell import Shell
 from embark.launch.supervisor import mark_of
 from embark.launch.supervisor_client import (
@@ -149,18 +149,14 @@ def test_cut_connection_neither_loses_nor_repeats_a_line(tmp_path, machines, ssh
     messages: list[str] = []
     lines, positions = [], {}
     ssh = SupervisorClient(Shell(), notify=messages.append)
-
-    def look():
-        return ssh.log_sources(hosts, positions), all(one and one.code == 0 for one in ssh.states(hosts).values())
-
-    for line in tail_logs(look, 0.5):
-        lines.append(line)
-        if len(lines) == 20:
-            for server in made:
-                server.cut()
-        if any("was cut" in one for one in messages) and len(lines) > 60:
-            done.touch()
-    assert done.exists(), "the connection was cut, and made again"
+    until(lambda: (Path(hosts[0].folder) / "log").exists())
+    sources = ssh.log_sources(hosts, positions)
+    for server in made:
+        server.cut()
+    lines += read_logs(sources)
+    done.touch()
+    until(lambda: all(one and one.code == 0 for one in ssh.states(hosts).values()))
+    lines += read_logs(ssh.log_sources(hosts, positions))
     for host in hosts:
         numbers = [int(line.text) for line in lines if line.index == host.index]
         assert numbers == list(range(1, len(numbers) + 1))
@@ -234,21 +230,18 @@ def test_a_second_hand_over_leaves_what_runs_and_what_has_ended_alone(machines, 
     assert all(not seen.is_alive for seen in ssh.states(hosts).values())
 
 
-def test_processes_of_a_killed_supervisor_are_found_and_ended(machines, ssh):
+def test_ranks_of_a_killed_supervisor_end_and_are_started_again(machines, ssh):
     _, (host, *_) = machines
-    quiet = bash("trap 'exit 75' TERM\nwhile true; do sleep 0.1; done")  # nobody reads its output any more
+    quiet = bash("trap 'touch saved; exit 75' TERM\nwhile true; do sleep 0.1; done")  # nobody reads its output any more
     ssh.start([host], quiet, is_fresh=True)
-    until(lambda: read(host, "child.json"))
-    child = read(host, "child.json")["pid"]
+    until(lambda: children_of(read(host, "started.json")["pid"]))
+    (child, *_) = children_of(read(host, "started.json")["pid"])
     os.kill(read(host, "started.json")["pid"], signal.SIGKILL)
-    until(lambda: ssh.states([host])[host.index].orphan == child)
-    for is_fresh in (False, True):
-        ssh.start([host], quiet, is_fresh=is_fresh)
-        assert read(host, "child.json")["pid"] == child
+    until(lambda: not mark_of(child))
+    assert ssh.states([host])[host.index].is_lost
+    ssh.start([host], quiet, is_fresh=False)
     assert state(ssh, [host]) == "running"
     assert ssh.stop([host], 20) == []
-    assert state(ssh, [host]) == "gone"
-    assert not mark_of(child)
 
 
 def test_an_attempt_is_ended_so_that_the_next_finds_the_others_elsewhere(machines, ssh):

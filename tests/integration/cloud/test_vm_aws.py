@@ -171,8 +171,6 @@ def test_the_lifecycle_of_a_run_on_spot_machines(tmp_path, machines, capsys):
     assert now["0"]["InstanceId"] != made["0"]["InstanceId"]
     assert now["1"]["InstanceId"] == made["1"]["InstanceId"], "the one that was there stays"
     until(lambda: f"rank 1 of {now['0']['PrivateIpAddress']}" in [line.text for line in place.logs(handle)])
-    events = place.events(handle)
-    assert [event.reason for event in events].count("Launched") == 3
 
     # It trains to its end; what still costs is said.
     (tmp_path / "done").touch()

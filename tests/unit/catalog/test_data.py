@@ -3,10 +3,13 @@
 import csv
 import math
 import re
+import tomllib
+from dataclasses import fields
 
 import pytest
 
-from embark.catalog.load import HERE
+from embark.catalog.load import HERE, KINDS, ORIGIN_COLUMNS, read_csv
+from embark.catalog.machine import CLOUDS, CpuMachine, Machine
 from embark.catalog.search import find_machine
 
 GUIDES_NAME = [
@@ -38,6 +41,47 @@ def test_every_row_has_a_source_a_date_and_a_confidence(catalog):
         assert re.fullmatch(r"20\d\d-\d\d(-\d\d)?", origin.date)
         assert origin.confidence in ("read", "documented", "unconfirmed")
         assert all(url.startswith("https://") for url in catalog.urls(origin.source)), origin.source
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_toml_file_has_only_fields_that_are_read(name):
+    known = {field.name for field in fields(KINDS[name])} | {*ORIGIN_COLUMNS} | {f"price_{o}" for o in ORIGIN_COLUMNS}
+    for row in tomllib.loads((HERE / f"{name}.toml").read_text()).values():
+        assert set(row) <= known
+
+
+@pytest.mark.parametrize(("name", "kind"), [("machines", Machine), ("cpu_machines", CpuMachine)])
+def test_a_csv_file_has_the_fields_that_are_read(name, kind):
+    known = [field.name for field in fields(kind) if field.name not in ("reserve", "origin")]
+    assert sorted(read_csv(HERE / f"{name}.csv")[0]) == sorted([*known, *ORIGIN_COLUMNS])
+
+
+def test_a_name_is_of_one_machine(catalog):
+    names = [name.lower() for m in catalog.machines.values() for name in (m.name, *m.also)]
+    names += [name.lower() for name in catalog.cpu_machines]
+    assert len(names) == len(set(names))
+    for file, machines in (("machines.csv", catalog.machines), ("cpu_machines.csv", catalog.cpu_machines)):
+        assert len(read_csv(HERE / file)[1]) == len(machines)
+
+
+def test_what_a_machine_names_is_of_its_cloud(catalog):
+    for _, row in read_csv(HERE / "machines.csv")[1]:
+        machine = catalog.machines[row["name"]]
+        assert (machine.quota.name if machine.quota else "") == row.get("quota", "")
+        assert machine.fabric.cloud == machine.cloud
+        assert machine.quota is None or machine.quota.cloud == machine.cloud
+        assert machine.num_gpus % machine.num_hosts == 0
+        assert (machine.num_gpus == 1) == (machine.link == "")
+
+
+def test_quotas_accelerators_and_interruptions_name_what_there_is(catalog):
+    for quota in catalog.quotas.values():
+        assert {quota.vertex, quota.tpu_vm} <= {"", *catalog.quotas}
+    assert all((gpu.seen_mib or 0) <= gpu.memory_mib for gpu in catalog.gpus.values())
+    rates = catalog.spot_interruptions
+    assert len(read_csv(HERE / "interruptions.csv")[1]) == len(rates)
+    assert {machine for _, machine, _ in rates} <= {"", *catalog.machines}
+    assert all((cloud, "", "") in rates for cloud in CLOUDS)
 
 
 def test_accelerators_times_memory_is_what_the_cloud_publishes(catalog):

@@ -31,7 +31,6 @@ def in_a_directory_of_its_own(tmp_path, monkeypatch):
         (["train", "laptop", "--set", "batch_size=3"], "did you mean 'train.batch_size'?"),
         (["train", "laptop", "--set", "seed=3"], "did you mean 'data.seed' or 'train.seed'?"),
         (["train", "laptop", "--set", "train.batch_size=much"], "valid integer"),
-        (["plan", "laptop", "--across", "--picture", "a.png"], "--picture a.svg"),
         (["train", "laptop", "--set", "data.kind=columns", "--set", "data.path=gone.csv",
           "--set", "model.num_dense=0"], "gone.csv"),
         (["train", "laptop", "--set", "store.root=/proc/none"], "/proc/none"),
@@ -66,7 +65,6 @@ def test_an_error_is_json_for_programs(capsys):
         (["data", "prepre"], "prepre: no such command", "did you mean 'prepare'?"),
         (["--frsh"], "--frsh: no such option", "embark --help"),
         (["bench", "--seconds", "0"], "--seconds must be greater than 0", "--seconds 8"),
-        (["bench", "--profile", "--calibrate"], "are mutually exclusive", "leave one out"),
     ],
 )
 def test_a_wrong_command_line_names_the_help_to_read(capsys, words, what, fix):

@@ -53,8 +53,7 @@ def test_list_says_which_have_no_price(capsys):
 @pytest.mark.parametrize("columns", [60, 80, 100, 160])
 @pytest.mark.parametrize(
     "words",
-    [["list"], ["list", "--cloud", "azure"], ["list", "--volumes"], ["list", "--volumes", "--tib", "12"],
-     ["show", "p4d.24xlarge", "ND128isr_NDR_GB200_v6", "a3-megagpu-8g", "v5e-16"]],
+    [["list"], ["list", "--cloud", "azure"], ["list", "--volumes"], ["list", "--volumes", "--tib", "12"]],
 )
 def test_a_table_is_no_wider_than_the_terminal_and_breaks_no_name(capsys, monkeypatch, words, columns):
     monkeypatch.setenv("COLUMNS", str(columns))
@@ -62,7 +61,7 @@ def test_a_table_is_no_wider_than_the_terminal_and_breaks_no_name(capsys, monkey
     lines = out.splitlines()
     assert max(len(line) for line in lines) <= columns
     names = ["azure-managed-lustre-125"] if "--volumes" in words else ["ND128isr_NDR_GB200_v6"]
-    if columns >= 80 or words[0] == "show":
+    if columns >= 80:
         assert all(name in out for name in names)
 
 

@@ -89,13 +89,12 @@ def test_a_run_without_a_price_is_reported_in_hours_only(tmp_path, capsys):
     assert "$" not in out
 
 
-@pytest.mark.parametrize("words", [["--budget", "5"], ["--budget", "5", "--stop", "--yes"]])
-def test_a_budget_without_a_price_is_bad_input(tmp_path, capsys, words):
+def test_a_budget_without_a_price_is_bad_input(tmp_path, capsys):
     write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() - 1000))
-    assert run(["cost", "dlrm", *words]) == 64
+    assert run(["cost", "dlrm", "--budget", "5"]) == 64
     told = capsys.readouterr()
     assert "cannot check the budget of $5.00: the run has no price" in told.out
-    assert f"has no price: {words[2] if len(words) > 2 else '--budget'} has no effect" in told.err
+    assert "has no price: --budget has no effect" in told.err
     assert "EMBARK_USD_PER_HOUR" in told.err
 
 
@@ -272,20 +271,17 @@ def test_the_price_of_the_launch_counts_though_the_catalog_has_another(tmp_path,
     assert (answer["usd_per_hour"], answer["price_source"]) == (3600.0, "the catalog's on the day of the launch")
 
 
-@pytest.mark.parametrize(("budget", "is_ended"), [(100.0, True), (500.0, True), (100_000.0, False)],
+@pytest.mark.parametrize(("budget", "code"), [(100.0, 1), (500.0, 1), (100_000.0, 0)],
                          ids=["spent", "would be passed", "enough"])
-def test_a_launched_run_that_would_pass_its_budget_is_stopped(tmp_path, cluster, monkeypatch, budget, is_ended):
+def test_the_exit_code_says_that_a_run_will_pass_its_budget(tmp_path, cluster, budget, code):
     now = time.time()
     write_run(tmp_path / "elsewhere" / "dlrm", killed_once(now + 85, usd_per_hour=3600.0))
     launch(str(tmp_path / "elsewhere" / "dlrm"))
     cluster(now - 500, now - 250)
-    ended: list[str] = []
-    monkeypatch.setattr("embark.cli.cost.cancel", lambda name, **_: ended.append(name))
-    assert cost("dlrm", budget=budget, stop=True, yes=True, console=Console()) == int(is_ended)
-    assert ended == (["dlrm"] if is_ended else [])
+    assert cost("dlrm", budget=budget, console=Console()) == code
 
 
-def test_a_run_is_stopped_by_the_command_with_its_checkpoint_complete(tmp_path, capsys, monkeypatch):
+def test_a_run_over_its_budget_is_cancelled_with_its_checkpoint_complete(tmp_path, monkeypatch):
     monkeypatch.setenv("EMBARK_USD_PER_HOUR", "36000")
     events, checkpoints = tmp_path / "runs/laptop/events.jsonl", tmp_path / "runs/laptop/checkpoints"
     assert run(["launch", "laptop", "--yes", "--set", "train.num_steps=1000000", "--set", "watch.every=1"]) == 0
@@ -293,7 +289,8 @@ def test_a_run_is_stopped_by_the_command_with_its_checkpoint_complete(tmp_path, 
         until(lambda: events.is_file() and '"event": "step"' in events.read_text())
         assert run(["cost", "laptop", "--budget", "100000000"]) == 0
         assert not list(checkpoints.glob("*"))
-        assert run(["cost", "laptop", "--budget", "0.01", "--stop", "--yes"]) == 1
+        assert run(["cost", "laptop", "--budget", "0.01"]) == 1
+        assert run(["cancel", "laptop", "--yes"]) == 0
         assert list(checkpoints.iterdir())
         assert run(["checkpoints", "laptop", "--verify"]) == 0
     finally:
@@ -305,38 +302,6 @@ def until(is_so, limit_s: float = HANG_S) -> None:
     while not is_so():
         assert time.time() < end_s
         time.sleep(0.1)
-
-
-def test_without_a_price_nothing_is_stopped(tmp_path, monkeypatch):
-    write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() + 85))
-    ended: list[str] = []
-    monkeypatch.setattr("embark.cli.cost.cancel", lambda name, **_: ended.append(name))
-    with pytest.raises(UserError, match="--stop has no effect"):
-        cost("dlrm", budget=1.0, stop=True, yes=True, console=Console())
-    assert ended == []
-
-
-def test_stopping_without_a_budget_is_refused(tmp_path):
-    write_run(tmp_path / "runs" / "dlrm", killed_once(time.time() + 85, usd_per_hour=3600.0))
-    with pytest.raises(UserError, match="needs a budget"):
-        cost("dlrm", budget=None, stop=True, console=Console())
-
-
-def test_a_run_that_was_not_launched_from_here_cannot_be_stopped_from_here(tmp_path, capsys, monkeypatch):
-    write_run(tmp_path / "runs" / "live", killed_once(time.time() + 85, usd_per_hour=3600.0))
-    write_run(tmp_path / "runs" / "dead", killed_once(time.time() - 5000, usd_per_hour=3600.0))
-    ended: list[str] = []
-    monkeypatch.setattr("embark.cli.cost.cancel", lambda name, **_: ended.append(name))
-    with pytest.raises(UserError, match="not launched from here"):
-        cost("live", budget=1.0, stop=True, yes=True, console=Console())
-    assert cost("dead", budget=1.0, stop=True, yes=True, console=Console()) == 1
-    assert "nothing to stop" in capsys.readouterr().out
-    assert ended == []
-
-
-def test_stopping_is_for_people(capsys):
-    assert run(["cost", "dlrm", "--budget", "5", "--stop", "--json"]) == 64
-    assert "--json" in capsys.readouterr().err
 
 
 def test_the_cost_of_a_run_in_a_store_writes_nothing_here(tmp_path, monkeypatch, capsys):

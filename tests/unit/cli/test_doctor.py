@@ -8,7 +8,7 @@ import pytest
 
 from embark.__main__ import run
 from embark.cli.console import Console
-from embark.cli.doctor import _fold, _show
+from embark.cli.doctor import _show
 from embark.doctor.host import Check
 
 WELL = Check("python", "ok", "3.12.4", "one of 3.11, 3.12")
@@ -34,15 +34,6 @@ def test_what_is_wrong_has_its_fix_below_it_and_what_is_ok_has_none(capsys):
     assert lines[0].split() == ["ok", "python", "3.12.4"]
     assert lines[1] == "WRONG   /dev/shm         64 MiB; expected at least 1 GiB"
     assert lines[2].strip() == "fix: --shm-size=8g"
-
-
-def test_on_a_narrow_terminal_what_is_found_stays_in_its_column():
-    text = "writes 179 MB/s, reads 623 MB/s (172 MiB tried in /data/someone/with/a/long/name/runs)"
-    lines = _fold("ok      disk speed       ", text, 80)
-    assert [line for line in lines if len(line) > 80] == []
-    assert all(line.startswith(" " * 25) for line in lines[1:])
-    assert " ".join(line[25:] for line in lines) == text
-    assert _fold("ok      disk speed       ", text, 0) == [f"ok      disk speed       {text}"]
 
 
 def test_a_program_gets_rows_and_nothing_else(capsys):

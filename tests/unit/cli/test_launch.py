@@ -123,15 +123,6 @@ def test_a_launch_that_was_cut_off_before_anything_was_made_says_so(tmp_path, ca
     assert "its launch was interrupted before it was created" in capsys.readouterr().out
 
 
-def test_status_without_launched_runs_points_to_the_local_ones(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    for name in ("a", "b"):
-        (tmp_path / "runs" / name).mkdir(parents=True)
-        (tmp_path / "runs" / name / "events.jsonl").touch()
-    assert status_command(console=Console()) == 0
-    assert "nothing launched from here; 2 runs in ./runs: embark watch" in capsys.readouterr().out
-
-
 def test_a_paid_run_is_not_launched_without_a_terminal_unless_yes_is_given(monkeypatch):
     prepared = SimpleNamespace(estimate=SimpleNamespace(verdict="fits", price="$1 an hour"),
                                handle=RunHandle("dlrm", "vm", {}, "dlrm"))

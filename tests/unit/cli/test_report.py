@@ -58,14 +58,13 @@ def make(tmp_path) -> Callable[..., Path]:
 
 def test_a_run_is_found_by_name_and_its_report_is_put_beside_it(make, capsys):
     folder = make("demo")
-    assert embark(["report", "demo", "--markdown"]) == ExitCode.DONE
+    assert embark(["report", "demo"]) == ExitCode.DONE
     out = capsys.readouterr().out
     assert "Held-out AUC 0.7000" in out
-    assert "wrote runs/demo/report.html and runs/demo/report.md" in out
+    assert "wrote runs/demo/report.html" in out
     html = (folder / "report.html").read_text()
     assert html.startswith("<!doctype html>")
     assert "The spec names no machine" in html
-    assert "## Training" in (folder / "report.md").read_text()
     assert embark(["report", str(folder)]) == ExitCode.DONE  # again, over its own
 
 
@@ -80,8 +79,8 @@ def test_a_program_gets_where_it_is_and_how_it_went(make, capsys):
 
 def test_out_is_a_file_a_uri_or_standard_output(make, tmp_path, capsys):
     make("demo")
-    assert embark(["report", "demo", "--out", "sent/mine.html", "--markdown"]) == ExitCode.DONE
-    assert (tmp_path / "sent" / "mine.md").is_file()
+    assert embark(["report", "demo", "--out", "sent/mine.html"]) == ExitCode.DONE
+    assert (tmp_path / "sent" / "mine.html").is_file()
     assert not (tmp_path / "runs" / "demo" / "report.html").exists()
     capsys.readouterr()
     assert embark(["report", "demo", "--out", "-"]) == ExitCode.DONE
@@ -110,11 +109,10 @@ def test_a_run_behind_a_uri_gets_its_report_there(make, capsys):
     store = open_store("memory://bucket/runs/demo")
     for name in ("spec.toml", "events.jsonl"):
         store.write(name, (folder / name).read_bytes())
-    assert embark(["report", "memory://bucket/runs/demo", "--markdown"]) == ExitCode.DONE
+    assert embark(["report", "memory://bucket/runs/demo"]) == ExitCode.DONE
     html = store.read("report.html").decode()
     assert "finished" in html
     assert "embark data copy memory://bucket/runs/demo/spec.toml spec.toml" in html
-    assert b"# demo" in store.read("report.md")
 
 
 def test_what_is_no_run_is_reported_with_the_nearest_name(make, capsys):

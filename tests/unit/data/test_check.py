@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from embark.data.check import bars, check, column_rows
-from embark.data.prepared import MANIFEST, STATISTICS, Feature, Layout, Manifest, PartWriter, Rows
-from embark.data.progress import ProgressReporter
-from embark.data.statistics import auc, write_manifest
+from embark.data.check import check
+from embark.data.column_report import auc
+from embark.data.prepared import MANIFEST, Feature, Layout, Manifest, PartWriter, Rows
 
 NUM = 2_000
 LAYOUT = Layout(
@@ -37,16 +36,14 @@ def write(directory, layout, train, validation):
         writer = PartWriter(directory, f"{split}/0", layout, block_rows=512, part_bytes=10_000)
         writer.add(rows)
         parts[split] = tuple(writer.close())
-    return finish(directory, Manifest(layout, parts, block_rows=512))
-
-
-def finish(directory, manifest):
-    return write_manifest(directory, manifest, memory_bytes=1 << 30, num_workers=1, progress=ProgressReporter())
+    manifest = Manifest(layout, parts, block_rows=512)
+    (directory / MANIFEST).write_text(manifest.to_text())
+    return manifest
 
 
 def looked(directory, manifest):
     (directory / MANIFEST).write_text(manifest.to_text())
-    return check(str(directory), memory_bytes=1 << 30, num_workers=2)
+    return check(str(directory))
 
 
 @pytest.fixture
@@ -59,7 +56,7 @@ def written(tmp_path):
 def test_sound_data_has_neither_problems_nor_hints(written):
     directory, manifest, _ = written
     reports = []
-    report = check(str(directory), memory_bytes=1 << 30, num_workers=2, on_progress=reports.append)
+    report = check(str(directory), on_progress=reports.append)
     assert report.problems == ()
     assert report.hints == ()
     reading = [p for p in reports if p.stage == "reading"]
@@ -133,19 +130,6 @@ def test_a_block_that_gives_itself_another_size_is_found(written):
         assert any("is not as long as its rows" in p.what for p in looked(directory, manifest).problems)
 
 
-def test_statistics_that_were_changed_are_found(written):
-    directory, manifest, _ = written
-    path = directory / STATISTICS
-    changed = path.read_text().replace('"num_used": ', '"num_used": 1', 1)
-    path.write_text(changed)
-    assert [p.what for p in looked(directory, manifest).problems] == [
-        "its checksum is not the manifest's: it was damaged or replaced"]
-    agreed = replace(manifest, statistics_sha256=hashlib.sha256(changed.encode()).hexdigest())
-    assert [p.what for p in looked(directory, agreed).problems] == ["sparse.user.num_used is not what the rows give"]
-    path.unlink()
-    assert "is missing" in looked(directory, manifest).problems[0].what
-
-
 def fixed_rows(draw, num, label):
     return Rows(label, draw.normal(size=(num, 1)).astype(np.float32),
                 (draw.integers(0, 200, (num, 1)), draw.integers(0, 300, (num, 1))), (None, None))
@@ -177,7 +161,7 @@ def test_ids_that_give_the_label_away_are_reported_and_honest_ones_are_not(tmp_p
     hints, report = hints_of(tmp_path, leak)
     assert "alone predicts the label, with AUC 0.9" in hints["user"]
     assert set(hints) == {"user"}
-    assert report.scores["shop"].auc < 0.6
+    assert {one.column: one.auc_alone for one in report.columns}["shop"] < 0.6
 
 
 def test_a_constant_column_is_reported(tmp_path):
@@ -186,18 +170,7 @@ def test_a_constant_column_is_reported(tmp_path):
         rows.ids[1][:] = 17
 
     hints, _ = hints_of(tmp_path, still)
-    assert "is 4 in every training row" in hints["price"]
-    assert "one id in every training row" in hints["shop"]
-
-
-def test_ids_that_training_never_saw_are_reported(tmp_path):
-    def new(rows, _):
-        if len(rows) == 1_000:
-            rows.ids[1][:800] += 1_000
-
-    hints, report = hints_of(tmp_path, new)
-    assert hints == {"shop": "80% of the held-out ids are in no training row"}
-    assert report.scores["user"].new_share == 0
+    assert all("is the same in every training row" in hints[column] for column in ("price", "shop"))
 
 
 def test_columns_that_hold_the_same_are_reported(tmp_path):
@@ -210,8 +183,8 @@ def test_columns_that_hold_the_same_are_reported(tmp_path):
         return Rows(label, np.concatenate([dense, dense], 1), (ids, ids), (None, None))
 
     report = looked(tmp_path, write(tmp_path, layout, rows(NUM), rows(1_000)))
-    assert {h.where: h.what.split(" in ")[0] for h in report.hints} == {"a": "holds the same as b",
-                                                                       "user": "holds the same as buyer"}
+    assert {h.where: h.what.split(" in ")[0] for h in report.hints} == {"b": "holds the same as a",
+                                                                       "buyer": "holds the same as user"}
 
 
 def test_files_that_a_broken_writer_left_are_reported(written):
@@ -225,20 +198,21 @@ def test_data_without_held_out_rows_is_checked_as_far_as_it_goes(tmp_path):
     draw = np.random.default_rng(2)
     writer = PartWriter(tmp_path, "train/0", LAYOUT)
     writer.add(some_rows(draw))
-    manifest = finish(tmp_path, Manifest(LAYOUT, {"train": tuple(writer.close())}))
+    manifest = Manifest(LAYOUT, {"train": tuple(writer.close())})
     report = looked(tmp_path, manifest)
-    assert (report.problems, report.hints, report.scores) == ((), (), {})
+    assert (report.problems, report.hints) == ((), ())
+    assert not any(one.auc_alone for one in report.columns)
 
 
 def test_data_without_training_rows_is_checked_as_far_as_it_goes(tmp_path):
     writer = PartWriter(tmp_path, "test/0", LAYOUT)
     writer.add(some_rows(np.random.default_rng(2)))
-    manifest = finish(tmp_path, Manifest(LAYOUT, {"test": tuple(writer.close())}))
+    manifest = Manifest(LAYOUT, {"test": tuple(writer.close())})
     report = looked(tmp_path, manifest)
     assert report.problems == ()
     hints = [(hint.where, hint.what) for hint in report.hints]
     assert hints == [("train", "has no rows, so there is nothing to learn")]
-    assert [report.scores[feature.name].new_share for feature in LAYOUT.features] == [1.0] * len(LAYOUT.features)
+    assert report.columns == ()
 
 
 def test_the_area_is_that_of_all_pairs():
@@ -249,14 +223,15 @@ def test_the_area_is_that_of_all_pairs():
     assert auc(scores[:15], np.r_[np.ones(5), np.zeros(10)]) is None
 
 
-def test_every_column_has_its_picture(written):
-    directory, manifest, _ = written
-    report = looked(directory, manifest)
-    rows = {row["column"]: row for row in column_rows(manifest, report.statistics, report.scores)}
-    assert list(rows) == ["price", "weight", "user", "shop", "pair", "tags"]
-    assert len(rows["price"]["picture"]) == 20
-    assert max(rows["price"]["picture"]) == "█"
-    assert (rows["user"]["kind"], rows["pair"]["kind"], rows["tags"]["kind"]) == ("ids", "2 ids", "list")
-    assert rows["tags"]["range"].startswith("0 … 3 ids")
-    assert bars([0, 1, 4, 8]) == " ▁▄█"
-    assert bars([]) == bars([0]) == ""
+def test_every_column_is_described(written):
+    directory, manifest, rows = written
+    found = {one.column: one for one in looked(directory, manifest).columns}
+    assert list(found) == ["label", "price", "weight", "user", "shop", "pair", "tags"]
+    assert (found["label"].num_values, found["label"].zero_share) == (2, (rows.label == 0).mean())
+    assert found["price"].spread == f"{rows.dense[:, 0].min():.4g} … {rows.dense[:, 0].max():.4g}"
+    ids = rows.ids[0].ravel()
+    counts = np.unique(ids, return_counts=True)[1]
+    assert (found["user"].rows, found["user"].num_values) == (1_000, len(counts))
+    assert (found["user"].top_share, found["user"].zero_share) == (counts.max() / NUM, (ids == 0).mean())
+    assert (found["user"].kind, found["pair"].spread, found["tags"].kind) == ("ids", "2 each", "list")
+    assert found["tags"].spread == "0 … 3 ids"

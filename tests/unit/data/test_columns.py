@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +57,6 @@ def write_parquet(path: Path, columns: dict[str, list[Any]]) -> Path:
     return path
 
 
-def write_npz(path: Path, columns: dict[str, list[Any]]) -> Path:
-    np.savez(path, **{name: np.array(values) for name, values in columns.items()})
-    return path
-
-
 def refusal(path: Path, change: ModelSpec | None = None, **changes: Any) -> str:
     with pytest.raises(DataError) as caught:
         ColumnsSource(change or model(), data(path, **changes))
@@ -98,16 +92,6 @@ def test_every_row_comes_once_in_training_or_held_out(file: Callable[..., Path])
     assert sorted(rows_seen) == list(range(NUM_ROWS))
 
 
-def test_an_npz_file_gives_what_the_same_csv_gives(tmp_path: Path):
-    columns = content() | {"tags": np.random.default_rng(1).integers(0, 20, (NUM_ROWS, 3)).tolist()}
-    from_csv = ColumnsSource(model(), data(write_csv(tmp_path / "d.csv", columns))).train_rows(0, 0, 100)
-    from_npz = ColumnsSource(model(), data(write_npz(tmp_path / "d.npz", columns))).train_rows(0, 0, 100)
-    assert from_npz.is_fixed
-    assert from_csv.is_fixed
-    for field in ("dense", "ids", "lengths", "label"):
-        assert np.array_equal(getattr(from_csv, field), getattr(from_npz, field))
-
-
 def test_epochs_have_orders_of_their_own_that_the_seed_fixes(tmp_path: Path):
     path = write_csv(tmp_path / "d.csv", content())
     source, again = ColumnsSource(model(), data(path)), ColumnsSource(model(), data(path))
@@ -115,17 +99,6 @@ def test_epochs_have_orders_of_their_own_that_the_seed_fixes(tmp_path: Path):
     assert orders[0] == orders[2] == again.train_rows(0, 0, 100).dense[:, 0].tolist()
     assert orders[0] != orders[1]
     assert orders[0] != sorted(orders[0])
-
-
-def test_an_epochs_order_is_found_once_though_threads_are_in_two_epochs(tmp_path: Path, monkeypatch):
-    source = ColumnsSource(model(), data(write_csv(tmp_path / "d.csv", content())))
-    sorted_times = []
-    argsort = np.argsort
-    monkeypatch.setattr(np, "argsort", lambda *given, **named: sorted_times.append(1) or argsort(*given, **named))
-    with ThreadPoolExecutor(4) as threads:
-        for epoch in [0, 0, 1, 0, 1, 1]:
-            list(threads.map(lambda start, epoch=epoch: source.train_rows(epoch, start, start + 10), range(0, 80, 10)))
-    assert len(sorted_times) == 2
 
 
 def test_the_same_rows_stay_held_out_when_rows_are_added(tmp_path: Path):
@@ -146,9 +119,8 @@ def test_with_a_time_column_the_newest_rows_are_held_out(tmp_path: Path, format:
     times = np.datetime64("1970-01-01T00:00:00") + seconds.astype("m8[s]")
     cells = {"s": seconds.tolist(), "zoned": [f"{time}Z" for time in times], "typed": times}[format]
     columns = content() | {"at": cells}
-    npz = {**columns, "tags": [[1]] * NUM_ROWS, "at": np.asarray(cells)}
-    files = [write_npz(tmp_path / "d.npz", npz), write_parquet(tmp_path / "d.parquet", columns)]
-    files += [write_csv(tmp_path / "d.csv", columns | {"at": list(map(str, cells))})]
+    files = [write_parquet(tmp_path / "d.parquet", columns),
+             write_csv(tmp_path / "d.csv", columns | {"at": list(map(str, cells))})]
     wanted = np.flatnonzero(seconds >= sorted(seconds)[-100])
     for file in files:
         source = ColumnsSource(model(), data(file, time_column="at", eval_fraction=0.2))
@@ -243,31 +215,19 @@ def test_files_that_cannot_be_data_are_refused(tmp_path: Path):
     assert "no such file" in refusal(tmp_path / "none.csv")
     assert "holds no data files" in refusal(tmp_path)
     assert "no such file" in refusal(tmp_path / "*.parquet")
-    for name in ("e.csv", "e.parquet", "e.npz"):
+    for name in ("e.csv", "e.parquet"):
         (tmp_path / name).touch()
         assert "empty" in refusal(tmp_path / name)
-    (tmp_path / "d.xlsx").write_text("x")
-    assert ".csv, .tsv, .parquet, .pq, .npz" in refusal(tmp_path / "d.xlsx")
-    for name in ("d.parquet", "d.npz"):
-        (tmp_path / name).write_text("not at all")
-        assert "is not a" in refusal(tmp_path / name)
+    np.savez(tmp_path / "d.npz", user=np.zeros(9))
+    assert "is a zip archive, which is not read" in refusal(tmp_path / "d.npz")
+    (tmp_path / "d.parquet").write_text("not at all")
+    assert "is not a Parquet file" in refusal(tmp_path / "d.parquet")
     (tmp_path / "h.csv").write_text("label,age,price,user,tags\n")
     assert "no rows" in refusal(tmp_path / "h.csv")
     (tmp_path / "r.csv").write_text("label,age,price,user,tags\n1,2,3,4,5\n1,2,3\n")
     assert "line 3: its fields are 3 instead of 5" in refusal(tmp_path / "r.csv")
     (tmp_path / "t.csv").write_text("label,age,price,user,tags,age\n1,2,3,4,5,6\n")
     assert "two columns named 'age'" in refusal(tmp_path / "t.csv")
-
-
-def test_npz_arrays_of_objects_of_wrong_shape_or_length_are_refused(tmp_path: Path):
-    fixed = content() | {"tags": [1] * NUM_ROWS}
-    np.savez(tmp_path / "o.npz", **{k: np.array(v, object) for k, v in fixed.items()})
-    assert "plain arrays" in refusal(tmp_path / "o.npz")
-    assert "3 dimensions" in refusal(write_npz(tmp_path / "s.npz", fixed | {"tags": [[[1]]] * NUM_ROWS}))
-    assert "2 dimensions" in refusal(write_npz(tmp_path / "s.npz", fixed | {"age": [[1.0]] * NUM_ROWS}))
-    message = refusal(write_npz(tmp_path / "l.npz", fixed | {"age": [1.0]}))
-    assert "differ" in message
-    assert "age 1" in message
 
 
 def test_the_label_cannot_be_a_feature_too(file: Callable[..., Path]):

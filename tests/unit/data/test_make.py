@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from embark.data import make as making
 from embark.data.make import make
-from embark.data.prepared import MANIFEST, STATISTICS, Manifest
+from embark.data.prepared import MANIFEST
 from embark.data.prepared.cache import open_prepared
 from embark.data.synthetic import SyntheticSource
 from embark.errors import UserError
@@ -80,7 +78,7 @@ def test_a_make_that_breaks_leaves_no_manifest(tmp_path, monkeypatch):
     def breaks(*_args, **_words):
         raise OSError("no space")
 
-    monkeypatch.setattr(making, "write_manifest", breaks)
+    monkeypatch.setattr(making, "write_atomic", breaks)
     with pytest.raises(OSError, match="no space"):
         make(spec(tmp_path), tmp_path, force=True)
     assert not (tmp_path / MANIFEST).exists()
@@ -90,13 +88,3 @@ def test_an_unfinished_preparation_is_not_overwritten(tmp_path):
     (tmp_path / ".preparing").mkdir()
     with pytest.raises(UserError, match="unfinished preparation"):
         make(spec(tmp_path), tmp_path)
-
-
-def test_the_statistics_lie_beside_and_are_those_the_manifest_means(tmp_path):
-    import hashlib
-
-    make(spec(tmp_path), tmp_path)
-    text = (tmp_path / STATISTICS).read_bytes()
-    manifest = Manifest.from_text((tmp_path / MANIFEST).read_text(), "here")
-    assert hashlib.sha256(text).hexdigest() == manifest.statistics_sha256
-    assert json.loads(text)["rows"] == {"train": NUM_TRAIN, "validation": NUM_EVAL, "test": 0}

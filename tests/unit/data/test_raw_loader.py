@@ -68,19 +68,6 @@ def test_memory_is_allocated_once_whatever_the_number_of_steps(tmp_path: Path):
     assert len(given) == 6
 
 
-def test_holding_too_many_batches_raises_instead_of_waiting_for_ever(tmp_path: Path):
-    source = make_prepared(tmp_path).open()
-    with RawLoader(source, batch_size=96, rank=0, world_size=1, start_step=0, stop_step=10, max_held=2) as loader:
-        batches = iter(loader)
-        first = next(batches)
-        next(batches)
-        with pytest.raises(RuntimeError, match="release one first"):
-            next(batches)
-        loader.release(first)
-        with pytest.raises(RuntimeError, match="not out"):
-            loader.release(first)
-
-
 def test_ranks_share_a_step(tmp_path: Path):
     source = make_prepared(tmp_path).open()
     found = []

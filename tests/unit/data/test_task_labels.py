@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from embark.data import open_source, resolve_from_data
+from embark.data.column_report import auc
 from embark.data.make import make
 from embark.data.prepare.prepare import prepare_from_spec
-from embark.data.statistics import auc
 from embark.data.synthetic import SyntheticSource
 from embark.errors import DataError
 from embark.spec import resolve
@@ -61,8 +61,6 @@ def test_made_data_has_the_labels_of_the_synthetic_source(tmp_path):
     opened = resolve_from_data(resolve({**raw, "data": {"kind": "prepared", "path": str(made.path)}}))
     expected, found = open_source(resolve(raw)).eval_rows(5, 150), open_source(opened).eval_rows(5, 150)
     assert (found.label == expected.label).all()
-    statistics = json.loads((made.path / "statistics.json").read_text())
-    assert set(statistics["labels"]) == {"stars", "click", "kind"}
     assert json.loads((made.path / "manifest.json").read_text())["version"] == 2
     plain = open_source(resolve_from_data(resolve({"data": {"kind": "prepared", "path": str(made.path)}})))
     assert (plain.eval_rows(5, 150).label == expected.label[:, 1]).all()  # the first binary task's

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import signal
 import subprocess
@@ -15,7 +14,7 @@ import psutil
 import pytest
 from limits import HANG_S
 
-from embark.data.workers import WorkerPool, each_result
+from embark.data.workers import WorkerPool
 from embark.errors import DataError, Fault
 
 WORK = '''
@@ -126,29 +125,3 @@ def is_running(pid: int) -> bool:
             return file.read().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def double(task: int) -> tuple[int, int]:
-    return 2 * task, os.getpid()
-
-
-def pid_after(task: float) -> int:
-    time.sleep(task)
-    return os.getpid()
-
-
-@pytest.mark.parametrize("num_workers", [1, 2])
-def test_every_task_has_one_result_with_its_position(num_workers):
-    found = dict(each_result(double, list(range(10, 30)), num_workers))
-    assert {position: value for position, (value, _) in found.items()} == {i: 2 * (i + 10) for i in range(20)}
-    assert all((pid == os.getpid()) == (num_workers == 1) for _, pid in found.values())
-
-
-def test_results_that_nobody_takes_leave_no_worker():
-    results = each_result(pid_after, [0.0, 0.0, 60.0, 60.0], 2)
-    pids = {next(results)[1], next(results)[1]}
-    results.close()
-    until = time.monotonic() + HANG_S
-    while any(map(is_running, pids)) and time.monotonic() < until:
-        time.sleep(0.02)
-    assert not any(map(is_running, pids))

@@ -163,25 +163,6 @@ def test_what_a_log_and_an_event_both_show_is_reported_once(tmp_path):
     assert (one.name, one.num_lines, one.ranks) == ("loss-not-a-number", 2, (0,))
 
 
-def test_versions_that_do_not_go_together_are_reported_with_the_right_ones(look):
-    report = look("Successfully installed fbgemm-gpu-1.8.0 torch-2.9.1 torchrec-1.8.0\n")
-    assert report.diagnoses[0].name == "versions-do-not-match"
-    assert "torch 2.9.1" in report.diagnoses[0].cause
-    assert report.diagnoses[0].command.startswith("pip install ")
-    assert look("torch==2.13.0\ntorchrec==1.8.0\nfbgemm-gpu==1.8.0\n", "b.log").diagnoses == ()
-
-
-def test_a_manifest_beside_the_log_is_linted(tmp_path):
-    (tmp_path / "job.yaml").write_text(
-        "apiVersion: batch/v1\nkind: Job\nmetadata: {name: dlrm}\nspec:\n  parallelism: 2\n  completions: 2\n"
-        "  template:\n    spec:\n      restartPolicy: Never\n      containers:\n      - name: t\n        image: a/b:1\n"
-        "        command: [torchrun, --nnodes=2, --rdzv_endpoint=$(MASTER_ADDR):29500, t.py]\n")
-    (tmp_path / "pod.log").write_text("torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError\n")
-    report = diagnose(sources_of([str(tmp_path)]).sources)
-    assert report.diagnoses[0].name == "rendezvous-timed-out"
-    assert "undefined-variable" in [one.name for one in report.diagnoses]
-
-
 @pytest.mark.parametrize(("machine", "seen"), [("p5.48xlarge", "on the GPU (nvidia-smi)"),
                                                ("v5litepod-64", "on the chip (fuser -v /dev/accel*")])
 def test_what_fits_and_still_ran_out_is_looked_for_on_that_kind_of_device(machine, seen):

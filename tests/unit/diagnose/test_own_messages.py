@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from prepared_rows import make_prepared
 
@@ -50,8 +49,8 @@ def open_damaged(folder: Path) -> None:
 
 
 def columns(folder: Path, *, on_bad_id: str = "refuse") -> ColumnsSource:
-    path = folder / "d.npz"
-    np.savez(path, label=np.zeros(9), user=np.arange(9))
+    path = folder / "d.csv"
+    path.write_text("label,user\n" + "".join(f"0,{user}\n" for user in range(9)))
     return ColumnsSource(ModelSpec(num_dense=0, tables=(Table(name="user", rows=5),)),
                          DataSpec(kind="columns", path=str(path), on_bad_id=on_bad_id))
 

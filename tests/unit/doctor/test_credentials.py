@@ -22,11 +22,9 @@ def test_none_are_needed(machine):
 
 @pytest.mark.parametrize(("env", "text"), [
     ({"AWS_ACCESS_KEY_ID": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET}, "aws: the environment's key"),
-    ({"AWS_ACCESS_KEY_ID": SECRET, "AWS_SECRET_ACCESS_KEY": SECRET, "AWS_SESSION_TOKEN": SECRET},
-     "aws: the environment's key with a session token"),
-    ({"AWS_PROFILE": "team"}, "aws: profile team"),
+    ({"AWS_PROFILE": "team"}, "aws: AWS_PROFILE"),
     ({"AWS_CONTAINER_CREDENTIALS_FULL_URI": "http://169.254.170.23/v1/credentials"},
-     "aws: the container's role (Pod Identity or ECS)"),
+     "aws: the container's role (Pod Identity)"),
     ({"AZURE_STORAGE_ACCOUNT_KEY": SECRET}, "azure: AZURE_STORAGE_ACCOUNT_KEY"),
     ({"AZURE_CLIENT_ID": "x", "AZURE_CLIENT_SECRET": SECRET}, "azure: the environment's service principal"),
 ])
@@ -81,7 +79,7 @@ def test_half_a_key_is_wrong(machine, has: str, lacks: str):
     machine.env[has] = SECRET
     check = found(machine)
     assert check.verdict == "wrong"
-    assert lacks in check.fix
+    assert f"{lacks} is not set" in check.found
 
 
 def test_a_key_file_that_others_can_read_is_a_warning(machine):

@@ -15,25 +15,23 @@ Usage = namedtuple("Usage", "total used free")
 
 
 def test_a_disk_is_measured_and_nothing_is_left(tmp_path: Path):
-    speed = measure(tmp_path, max_bytes=16 << 20)
-    assert 0 < speed.num_bytes <= 16 << 20
-    assert speed.write_bytes_per_s > 0
-    assert speed.read_bytes_per_s > 0
+    num_bytes, seconds = measure(tmp_path, max_bytes=16 << 20)
+    assert 0 < num_bytes <= 16 << 20
+    assert seconds > 0
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_slow_disk_is_left_after_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("os.fdatasync", lambda _: time.sleep(0.1))
-    speed = measure(tmp_path, limit_s=0.2)
-    assert speed.num_bytes <= 4 * (4 << 20)
+    assert measure(tmp_path, limit_s=0.2)[0] <= 4 * (4 << 20)
 
 
 def test_a_disk_that_is_nearly_full_is_not_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("shutil.disk_usage", lambda _: Usage(10**9, 0, 50 << 20))
-    assert measure(tmp_path).num_bytes <= 5 << 20
+    assert measure(tmp_path)[0] <= 5 << 20
 
 
-def test_both_figures_and_the_size_are_reported_with_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_speed_and_size_are_reported_with_the_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("embark.doctor.machine.MAX_PROBE_BYTES", 8 << 20)
     free, speed = check_disk(Host(run_dir=tmp_path / "not" / "there" / "yet"))
     assert free.name == "free disk"

@@ -45,9 +45,9 @@ def test_what_is_seen_in_training_and_held_out_is_reported_apart():
     assert samples_of(Event("eval", {"step": 1, "auc": 0.8}))["auc", "eval"] == 0.8
 
 
-def test_readings_know_their_time_and_step():
+def test_readings_know_their_time():
     reading = next(iter(readings(Event("step", {"loss": 0.5, "step": 7}, 123.0))))
-    assert (reading.metric.name, reading.step, reading.time_s) == ("loss", 7, 123.0)
+    assert (reading.metric.name, reading.time_s) == ("loss", 123.0)
 
 
 def test_what_is_no_number_is_passed_over_and_a_null_may_be_nan():

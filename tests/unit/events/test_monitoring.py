@@ -2,7 +2,7 @@
 
 import json
 
-from embark.events.metrics import METRICS, SERVED
+from embark.events.metrics import METRICS
 from embark.events.monitoring import dashboard, dashboard_text, export, rules_text
 from embark.events.sinks.prometheus import prometheus_name
 
@@ -19,7 +19,7 @@ def test_the_dashboard_shows_every_metric_that_changes():
     shown = " ".join(expressions())
     missing = [one.name for one in METRICS if f"{prometheus_name(one)}{{" not in shown]
     assert missing == ["num_steps", "world_size", "peak_bytes", "usd_per_hour", "spent_usd", "last_event_s",
-                       *(one.name for one in METRICS if one.group == SERVED)]
+                       *(one.name for one in METRICS if one.group == "Served traffic")]
 
 
 def test_the_dashboard_s_panels_lie_side_by_side_and_have_ids_of_their_own():

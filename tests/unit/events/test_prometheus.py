@@ -11,7 +11,7 @@ from limits import HANG_S
 
 from embark.errors import MissingPackage
 from embark.events.events import Event
-from embark.events.metrics import METRICS, Latest, metric
+from embark.events.metrics import METRICS, metric
 from embark.events.monitoring import alerts, rules_text
 from embark.events.sinks.prometheus import PrometheusSink, exposition, prometheus_name
 
@@ -39,13 +39,6 @@ def test_ranks_machines_and_gpus_have_labels_of_their_own():
     assert page['embark_rank_step_seconds{rank="1",run="b"}'] == 0.2
     assert page['embark_cpu_ratio{host="node-0",run="a"}'] == 0.5
     assert page['embark_gpu_util_ratio{gpu="3",host="node-0",run="a"}'] == 0.25
-
-
-def test_one_that_keeps_what_was_reported_is_asked_for_the_same_page(make_events):
-    latest = Latest()
-    for event in make_events():
-        latest.add(event)
-    assert exposition({"demo": latest}) == exposition({"demo": make_events()})
 
 
 def test_a_loss_that_was_no_number_is_reported_as_such_from_a_file_too():

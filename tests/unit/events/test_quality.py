@@ -64,12 +64,6 @@ def test_a_sound_run_has_no_finding():
     assert names([]) == []
 
 
-def test_a_rate_that_moves_nothing_needs_no_second_evaluation():
-    steps = [Event("step", {"step": step, "loss": 0.69, "auc": 0.5, "learning_rate": 1e-12, "num_samples": 5000})
-             for step in (100, 200)]
-    assert names([*steps, evaluated(200, auc=0.503)]) == ["rate-does-nothing"]
-
-
 def test_a_leak_is_found_in_few_samples_and_names_the_column():
     events = [*trained(0.5, 0.1), evaluated(200, auc=0.9991, num_samples=787)]
     assert names(events) == ["label-leaks"]

@@ -9,7 +9,7 @@ from limits import HANG_S
 from embark.errors import MissingPackage
 from embark.events.events import Event
 from embark.events.sinks.services import SendingSink, cloudwatch_sink, otlp_sink
-from embark.events.sinks.trackers import Points, TrackedRun, mlflow_sink, parameters, wandb_sink
+from embark.events.sinks.trackers import Points, TrackedRun, parameters, tracker_sink
 
 
 class Service:
@@ -107,7 +107,8 @@ def test_neither_events_nor_the_end_wait_for_a_hanging_service(monkeypatch):
 @pytest.mark.parametrize(
     ("make", "fix"),
     [(lambda: cloudwatch_sink("x", "Embark", 1), "embark-rec[cloud]"), (lambda: otlp_sink("x", 1), "embark-rec[otlp]"),
-     (lambda: wandb_sink(None, 1), "embark-rec[wandb]"), (lambda: mlflow_sink(None, 1), "embark-rec[mlflow]")],
+     (lambda: tracker_sink("wandb", None, 1), "embark-rec[wandb]"),
+     (lambda: tracker_sink("mlflow", None, 1), "embark-rec[mlflow]")],
 )
 def test_without_its_package_the_error_says_what_to_install(monkeypatch, make, fix):
     monkeypatch.setattr("embark.events.sinks.services.find_spec", lambda name: None)

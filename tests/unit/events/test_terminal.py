@@ -47,11 +47,6 @@ def test_an_evaluation_of_a_run_whose_start_is_not_known_has_no_total(shown):
     assert re.search(r"held out  step 210   AUC 0.75", shown([Event("eval", {"step": 210, "auc": 0.75})]))
 
 
-def test_the_last_step_of_a_run_cut_short_is_reported(shown, make_events):
-    steps = [event for event in make_events() if event.kind in ("start", "step")][:4]
-    assert re.findall(r"step +(\d+)/", shown(steps)) == ["20", "60"]
-
-
 def test_lines_come_in_the_order_of_their_steps(shown, make_events):
     output = re.findall(r"(train|held out) +step +([\d,]+)/", shown(make_events()))
     steps = [int(step.replace(",", "")) for _, step in output]
@@ -121,8 +116,9 @@ def test_the_bar_tells_as_much_as_fits():
         r"  step 12,400/20,000 ━+╸? +train: loss 0.4512  AUC 0.7712  41.2 k samples/s   1:16 left",
         bar_at(100, loss=0.4512),
     )
-    assert re.fullmatch(r"  step 12,400/20,000 ━+╸? +train: loss 0.4512  AUC 0.7712   1:16", bar_at(66, loss=0.4512))
-    assert re.fullmatch(r"  step 12,400/20,000 ━+╸? +train: loss 0.4512   1:16", bar_at(54, loss=0.4512))
+    assert re.fullmatch(r"  step 12,400/20,000 ━+╸? +train: loss 0.4512  AUC 0.7712   1:16 left",
+                        bar_at(80, loss=0.4512))
+    assert re.fullmatch(r"  step 12,400/20,000 ━+╸? +train: loss 0.4512   1:16 left", bar_at(60, loss=0.4512))
 
 
 def test_the_bar_bears_a_loss_that_is_none_or_nan():
@@ -149,7 +145,7 @@ def test_a_stream_without_unicode_gets_ascii(shown, make_events):
     text = raw.getvalue().decode("ascii")
     assert "cat_0 ... cat_25  26 tables x 100,000 rows x 64" in text
     assert "run       d?mo" in text
-    assert "o held out" in text
+    assert "  AUC " in text[text.index("ceiling"):]
 
 
 def test_missing_values_are_shown_as_missing(shown):

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from exported_runs import draw_rows, prepared_spec, save_run, write_csv
 
-from embark import EmbarkError, export_run, export_weights
+from embark import EmbarkError, export_run
 from embark.__main__ import run as embark
 from embark.errors import DataError, UserError
 from embark.export import write_version
 from embark.export.artifact import INFO, WEIGHTS, open_artifact, open_versions
-from embark.export.safetensors_file import map_file
 from embark.spec import resolve
 from embark.store.checkpoint_arrays import CheckpointArrays
 from embark.store.object_store import LocalStore, ObjectStore
@@ -46,15 +45,13 @@ def test_each_export_is_the_next_version_and_the_newest_is_opened(run_dir, tmp_p
 
 
 def test_weights_are_those_of_the_checkpoint_bit_for_bit(run_dir, tmp_path):
-    """In an artifact of fp32 and in the file of weights alone, in pieces smaller than a table."""
+    """In an artifact of fp32, in pieces smaller than a table."""
     arrays = CheckpointArrays(run_dir.checkpoints.store, "step-000000003")
     expected = {name.removeprefix("model."): arrays.tensor(name, entry.size) for name, entry in arrays.entries.items()}
     export_run(run_dir.uri, str(tmp_path / "here"))
-    result = export_weights(run_dir.uri, str(tmp_path / "plain.safetensors"))
-    assert result.num_bytes == (tmp_path / "plain.safetensors").stat().st_size
-    for found in (open_artifact(str(tmp_path / "here")).weights, map_file(tmp_path / "plain.safetensors")):
-        assert found.keys() == expected.keys()
-        assert all(np.array_equal(found[name], values) for name, values in expected.items())
+    found = open_artifact(str(tmp_path / "here")).weights
+    assert found.keys() == expected.keys()
+    assert all(np.array_equal(found[name], values) for name, values in expected.items())
 
 
 def test_an_interrupted_export_is_invisible_and_its_number_not_reused(run_dir, tmp_path, monkeypatch):
@@ -148,15 +145,13 @@ def test_a_version_is_fetched_once_and_its_damaged_files_again(run_dir, tmp_path
     assert len(fetched) == 5
 
 
-def test_a_run_without_its_data_exports_its_weights_alone(tmp_path):
+def test_a_run_without_its_data_is_not_exported(tmp_path):
     train = write_csv(tmp_path / "train.csv", draw_rows(60, 1))
     spec = prepared_spec(tmp_path, train, write_csv(tmp_path / "later.csv", draw_rows(9, 2)))
     run_dir = save_run(spec)
     (tmp_path / "prepared").rename(tmp_path / "elsewhere")
-    with pytest.raises(DataError, match="id maps of the run's data cannot be read") as error:
+    with pytest.raises(DataError, match="id maps of the run's data cannot be read"):
         export_run(run_dir.uri)
-    assert "--weights-only" in error.value.fix
-    assert export_weights(run_dir.uri, str(tmp_path / "w.safetensors")).num_bytes > 0
 
 
 def test_the_command_says_what_it_wrote_and_refuses_odd_flags(run_dir, tmp_path, capsys):
@@ -165,11 +160,7 @@ def test_the_command_says_what_it_wrote_and_refuses_odd_flags(run_dir, tmp_path,
     assert (shown["version"], shown["tables"], shown["path"]) == (1, "int4", f"{tmp_path / 'm'}/version-000000001")
     assert embark(["export", run_dir.uri, "--to", str(tmp_path / "m")]) == 0
     assert "embark score" in capsys.readouterr().out
-    weights = ["--weights-only", "--to", str(tmp_path / "w.safetensors")]
-    assert [embark(["export", run_dir.uri, *weights, *more]) for more in ([], [], ["--force"])] == [0, 64, 0]
-    assert "--force replaces it" in capsys.readouterr().err
-    for words in (["--force"], ["--weights-only", "--tables", "int8"], ["--weights-only", "--to", "folder"],
-                  ["--step", "9"]):
+    for words in (["--force"], ["--ids", "folder", "--tables", "int8"], ["--step", "9"]):
         assert embark(["export", run_dir.uri, *words]) == 64
 
 
@@ -190,9 +181,6 @@ def test_a_better_checkpoint_than_the_exported_one_is_named(tmp_path, capsys):
 
 
 def test_a_wrong_uri_is_answered_with_that_of_the_exported_model(run_dir, tmp_path, monkeypatch):
-    run, prepared = tmp_path / "runs" / "clicks", Path(run_dir.uri).parent / "prepared"
-    run.mkdir(parents=True)
-    (run / "spec.toml").touch()
     monkeypatch.chdir(tmp_path)
 
     def fix(uri: str) -> str:
@@ -200,8 +188,6 @@ def test_a_wrong_uri_is_answered_with_that_of_the_exported_model(run_dir, tmp_pa
             open_artifact(uri)
         return error.value.fix
 
-    assert fix("runs/clicks") == "`embark export runs/clicks` writes one, to runs/clicks/export"
-    assert "is prepared data" in fix(str(prepared))
     assert fix("elsewhere") == "`embark export RUN --to elsewhere` writes one"
     export_run(run_dir.uri, "runs/clicks/export")
     assert {fix(word) for word in ("clicks", "runs/clicks/")} == {"the run's exported model is runs/clicks/export"}

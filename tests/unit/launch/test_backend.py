@@ -28,7 +28,7 @@ def kind_of(*settings: str, context: str = "") -> str:
     ([], "Local"), ([MACHINE], "Kubernetes"), ([MACHINE, "place.target=jobset"], "Kubernetes"),
     ([MACHINE, "place.target=trainjob"], "Kubernetes"), ([MACHINE, "place.target=pytorchjob"], "Kubernetes"),
     (["place.target=ray"], "Ray"), ([MACHINE, "place.target=ray"], "Kubernetes"),
-    (["place.target=torchx"], "Local"), ([MACHINE, "place.target=torchx"], "TorchX"),
+    (["place.target=torchx"], "Local"),
     (["place.machine=a2-highgpu-8g", "place.target=vertex"], "Vertex")])
 def test_the_target_and_the_machine_say_who_takes_it(settings, name):
     assert kind_of(*settings) == name
@@ -41,9 +41,14 @@ def test_a_ray_cluster_that_is_named_takes_what_would_be_a_rayjob(monkeypatch):
 
 def test_a_context_is_for_those_that_kubectl_reaches():
     assert kind_of(MACHINE, context="east") == "Kubernetes"
-    assert kind_of(MACHINE, "place.target=torchx", context="east") == "TorchX"
     with pytest.raises(UserError, match="--context applies to kubectl; this run is launched on ray"):
         kind_of("place.target=ray", context="east")
+
+
+def test_torchx_is_submitted_by_its_own_command():
+    with pytest.raises(UserError) as caught:
+        kind_of(MACHINE, "place.target=torchx", "place.namespace=ads")
+    assert "torchx run --workspace '' -s kubernetes -cfg queue=default,namespace=ads" in caught.value.fix
 
 
 def test_every_backend_finds_its_own_runs_again(monkeypatch, tmp_path):
@@ -51,7 +56,7 @@ def test_every_backend_finds_its_own_runs_again(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
     monkeypatch.setenv("RAY_ADDRESS", "http://10.0.0.7:8265")
     shell = DryRunShell(lambda _: None)
-    for settings in ([], [MACHINE], [MACHINE, "place.target=torchx"], ["place.target=torchx"], ["place.target=ray"],
+    for settings in ([], [MACHINE], ["place.target=torchx"], ["place.target=ray"],
                      ["place.machine=a2-highgpu-8g", "place.target=vertex", "place.account=ads"]):
         root = "gs://b/runs" if "place.account=ads" in settings else "s3://b/runs"
         spec = load_spec("quickstart", [*settings, f"store.root={root}"])

@@ -183,8 +183,8 @@ def test_a_missing_repository_is_reported_with_what_creates_it(builders, run_tom
         image("run.toml", push=True, console=Console(quiet=True))
     assert error.value.fix == "aws ecr create-repository --repository-name embark --region us-west-2"
     name = ImageName.parse("us-docker.pkg.dev/my-project/team/embark:1")
-    assert name.create_command == ("gcloud artifacts repositories create team --repository-format=docker "
-                                   "--location=us --project=my-project")
+    assert name.registry_command("create_repository") == (
+        "gcloud artifacts repositories create team --repository-format=docker --location=us --project=my-project")
 
 
 def test_a_failed_build_is_reported_by_its_last_line_and_changes_nothing(builders):

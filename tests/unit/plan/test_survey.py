@@ -8,11 +8,8 @@ from plan_setups import hand_estimator, real_estimator, shipped_catalog
 
 from embark.errors import UserError
 from embark.plan.survey import (
-    BEYOND,
     LEAST_GAIN,
     Bounds,
-    Survey,
-    near_front,
     node_counts,
     pareto_front,
     rank,
@@ -138,13 +135,6 @@ def test_a_rough_estimate_pushes_nothing_off_the_front():
     with_tpus = survey_catalog(estimator, max_nodes=1)
     assert any(e.is_rough for e in with_tpus.fitting)
     assert not any(e.is_rough for e in pareto_front(with_tpus.fitting, "on_demand"))
-
-
-def test_what_lies_far_beyond_the_front_is_not_drawn(found):
-    shown, best = near_front(found), pareto_front(found.fitting, "on_demand")
-    assert set(map(id, best)) <= set(map(id, shown))
-    assert max(s for _, s in pairs(shown)) <= BEYOND * max(s for _, s in pairs(best))
-    assert near_front(Survey("on_demand", (), (), (), 0)) == []
 
 
 def test_criteo_is_surveyed_over_all_of_the_catalog(tmp_path):

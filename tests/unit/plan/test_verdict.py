@@ -5,7 +5,7 @@ import re
 from plan_setups import hand_estimator, real_estimator, setup_of, shipped_catalog
 
 from embark.plan.survey import survey_catalog
-from embark.plan.verdict import find_alternatives, survey_sentence, verdict
+from embark.plan.verdict import survey_sentence, verdict
 
 
 def machine(name):
@@ -48,17 +48,16 @@ def test_criteo_does_not_fit_one_a100_and_three_ways_out_are_named(tmp_path):
 
 def test_the_smallest_number_that_fits_and_shares_the_batch_is_found():
     fits_from = hand_estimator(lambda s: 0.01 if s.num_ranks >= 5 * 8 else None, sets=["train.batch_size=61440"])
-    alternatives = find_alternatives(fits_from(machine("p4d.24xlarge"), 1), fits_from, max_nodes=1)
-    found = {n.how: n.estimate for n in alternatives}
+    found = {n.how: n.estimate for n in ask(fits_from, "p4d.24xlarge", max_nodes=1).nearest}
     assert found["more machines"].setup.num_nodes == 5
     uneven = hand_estimator(lambda s: 0.01 if s.num_ranks >= 5 * 8 else None)
-    found = {n.how: n.estimate for n in find_alternatives(uneven(machine("p4d.24xlarge"), 1), uneven, max_nodes=1)}
+    found = {n.how: n.estimate for n in ask(uneven, "p4d.24xlarge", max_nodes=1).nearest}
     assert found["more machines"].setup.num_nodes == 8  # 65,536 samples are not dealt to 40, 48 or 56 ranks
 
 
 def test_larger_machines_are_of_the_same_cloud_and_region():
     only_large = hand_estimator(lambda s: 0.01 if s.machine.gpu_memory_gib > 600 else None, region="us-west-2")
-    found = {n.how: n.estimate for n in find_alternatives(only_large(machine("p4d.24xlarge"), 1), only_large)}
+    found = {n.how: n.estimate for n in ask(only_large, "p4d.24xlarge").nearest}
     assert found["a larger machine of the cloud"].setup.machine.cloud == "aws"
     assert found["a larger machine of the cloud"].price.region == "us-west-2"
 
@@ -96,7 +95,7 @@ def test_a_missing_price_is_reported_in_the_sentence():
 
 def test_a_tpu_never_is_the_cheapest_while_something_firm_is(tmp_path):
     estimator = hand_estimator(lambda s: 1e-6 if s.machine.gpu.kind == "tpu" else 0.01 if s.num_ranks == 8 else None)
-    found = {n.how: n.estimate for n in find_alternatives(estimator(machine("a2-highgpu-1g"), 1), estimator)}
+    found = {n.how: n.estimate for n in ask(estimator, "a2-highgpu-1g").nearest}
     assert found["the cheapest"].setup.machine.gpu.kind == "gpu"
 
 

@@ -12,7 +12,7 @@ from rich.console import Console
 from embark.dashboard.terminal import View, screen, text_lines
 from embark.report.compare import compare_document, compare_runs
 from embark.report.context import RunContext
-from embark.report.document import html_page, markdown_page
+from embark.report.document import html_page
 from embark.report.record import Record
 from embark.report.report import report
 
@@ -41,7 +41,6 @@ def test_any_events_can_be_shown(result):
     context = RunContext(name="x", uri="runs/x", record=record, now_s=1.7e9, spec={"train": {"batch_size": 3}})
     document = report(context)
     assert html_page(document).endswith("</html>\n")
-    assert markdown_page(document)
     assert html_page(compare_document(compare_runs([context, context])))
     view = View("x", record, context.status, record.spending(2.0))
     Console(file=StringIO(), width=80, height=24).print(screen([view], width=80, height=24))

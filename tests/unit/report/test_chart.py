@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark.plan.svg_chart import Rule, Stroke
 from embark.report.charts import chart, say_figure, say_step
+from embark.report.svg_chart import Rule, Stroke
 
 SVG = re.compile(r' d="([^"]*)"')
 

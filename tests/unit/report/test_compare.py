@@ -35,13 +35,6 @@ def test_the_better_one_is_named_with_what_it_was_better_by(side):
     assert found.spec == (SpecDifference("train.batch_size", ("64", "128")),)
 
 
-def test_what_it_took_is_reported_too(side):
-    found = compare_runs([side("a", 0.76, price=10.0), side("b", 0.79, price=30.0)])
-    assert found.sentence.endswith("of a (+0.0300), at 3x the cost.")
-    assert compare_runs([side("a", 0.76, price=30.0), side("b", 0.79, price=10.0)]).sentence.endswith("0.33x the cost.")
-    assert compare_runs([side("a", 0.76, price=10.0), side("b", 0.79, price=9.0)]).sentence.endswith("10 % less cost.")
-
-
 def test_of_two_that_learnt_equally_well_the_cheaper_one_is_better(side):
     found = compare_runs([side("a", 0.7600, price=10.0), side("b", 0.7602, price=30.0)])
     assert found.best == "a"

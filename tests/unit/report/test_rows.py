@@ -46,15 +46,6 @@ def test_what_is_trained_again_replaces_what_was_by_step_and_stays_by_time():
     assert len(rows.column("loss", "time_s")[0]) == 119
 
 
-def test_repeated_steps_are_separate_and_joined_to_the_resumption():
-    rows = filled(10)
-    rows.begin_again(7.0)
-    rows.add((8, 2000.0, 80.0))
-    rows.begin_again(100.0)
-    assert [steps.tolist() for steps, _ in rows.redone("loss")] == [[7, 8, 9]]
-    assert rows.column("loss")[1].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 80]
-
-
 def test_what_is_trained_again_is_still_reported_apart_after_a_halving():
     rows = filled(900, max_rows=1000)
     rows.begin_again(100.0)

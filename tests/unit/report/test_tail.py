@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ from hypothesis import strategies as st
 
 from embark.events.events import parse_event
 from embark.report import run_files as reading
-from embark.report.run_files import RunFiles, Tail, sample
+from embark.report.run_files import RunFiles, Tail
 
 
 @pytest.fixture
@@ -75,24 +72,6 @@ def test_a_long_file_is_read_a_block_at_a_time(file: Path, tail: Tail, monkeypat
     assert num_looks > 5
 
 
-def test_a_line_too_long_to_be_one_is_passed_over_and_not_held(
-    file: Path, tail: Tail, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setattr(reading, "BLOCK_BYTES", 100)
-    monkeypatch.setattr(reading, "MAX_LINE_BYTES", 250)
-    file.write_bytes(b"first\n" + b"x" * 5000 + b"\nlast\n")
-    found: list[bytes] = []
-    most_held = 0
-    while True:
-        read = tail.look()
-        found += read.lines
-        most_held = max(most_held, len(tail._rest))
-        if read.is_end:
-            break
-    assert found == [b"first", b"last"]
-    assert most_held <= 250
-
-
 @settings(max_examples=50)
 @given(st.lists(st.binary(max_size=30).map(lambda b: b.replace(b"\n", b"")), max_size=12), st.data())
 def test_however_the_bytes_come_the_same_lines_are_reported(tmp_path_factory, lines, data):
@@ -106,45 +85,6 @@ def test_however_the_bytes_come_the_same_lines_are_reported(tmp_path_factory, li
             at += len(piece)
             found += tail.look().lines
     assert found == lines
-
-
-def test_samples_are_complete_lines_in_order_with_the_first_and_the_last(tmp_path: Path, file: Path):
-    with file.open("w") as out:
-        for i in range(40_000):
-            out.write(json.dumps({"event": "step", "time_s": i, "rank": 0, "step": i, "loss": 0.5}) + "\n")
-    size = file.stat().st_size
-    lines = list(sample(RunFiles(tmp_path), "events.jsonl", size))
-    steps = [json.loads(line)["step"] for line in lines if line]
-    assert steps == sorted(set(steps))
-    assert (steps[0], steps[-1]) == (0, 39_999)
-    gaps = [after - before for before, after in pairwise(steps)]
-    assert max(gaps) < 400
-    assert sum(map(len, lines)) < size / 3
-
-
-def test_a_file_of_2_gb_is_sampled_without_being_read(tmp_path: Path, file: Path):
-    # A hole in the middle: on disk it is small, and its zeros are one line that never ends.
-    head = b"".join(json.dumps({"event": "step", "time_s": i, "step": i}).encode() + b"\n" for i in range(4000))
-    with file.open("wb") as out:
-        out.write(head)
-        out.truncate(2 << 30)
-        out.seek(0, os.SEEK_END)
-        out.write(b"\n" + head)
-    counted = _Counting(tmp_path)
-    events = [event for line in sample(counted, "events.jsonl", file.stat().st_size) if (event := parse_event(line))]
-    assert counted.num_bytes < 32 << 20
-    assert len(events) > 1000
-
-
-class _Counting(RunFiles):
-    def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self.num_bytes = 0
-
-    def read(self, name: str, start: int, num_bytes: int) -> bytes:
-        read = super().read(name, start, num_bytes)
-        self.num_bytes += len(read)
-        return read
 
 
 @pytest.mark.parametrize("line", [

@@ -123,7 +123,7 @@ def test_a_fault_in_the_last_evaluation_costs_no_work(end):
     [(Decision(), ("store.checkpoint_at_end=true",), True), (Decision(is_save_due=True), (), True),
      (Decision(), (), False)],
 )
-def test_the_last_step_is_saved_where_the_spec_or_a_hint_asks_for_it(end, decision, sets, expected):
+def test_the_last_step_is_saved_where_the_spec_asks_for_it(end, decision, sets, expected):
     run, saver = end
     run(decision, 10, *sets)
     assert saver.finished[0][2] is expected

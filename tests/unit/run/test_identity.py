@@ -21,7 +21,7 @@ from embark.run.resolve import ResolvedRun
 from embark.run.signals import StopSignals
 from embark.run.training_data import TrainingData
 from embark.spec import RunSpec, resolve
-from embark.spec.run import KEY, KIND_OF_FIELD, LEARNING_FIELDS, OTHER_FIELDS, OTHER_SECTIONS, accepting
+from embark.spec.run import KEY, KIND_OF_FIELD, LEARNING_FIELDS, accepting
 from embark.spec.tasks import HEAD_FIELDS
 from embark.store import ChecksumWriter, RunDir, checkpoint_name
 from embark.trainers import train
@@ -38,7 +38,6 @@ OTHER_VALUES = {
     "data.eval_fraction": 0.2, "data.eval_split": "test", "data.shuffle": "none", "data.on_bad_id": "clip",
     "data.num_train_samples": 4097, "data.num_eval_samples": 301, "data.zipf_exponent": 1.3, "data.signal": 2.0,
     "data.task_conflict": 0.5, "data.ragged": "true", "data.seed": 7, "data.interactions": "{user='who'}",
-    "data.drift": "{samples_per_day=1000}",
     "model.sequence": "{history='seen', candidate='a', num_blocks=3}",
     "train.batch_size": 256, "train.learning_rate": 0.1, "train.dense_learning_rate": 0.01, "train.optimizer": "sgd",
     "train.dense_optimizer": "sgd", "train.eps": 1e-6, "train.weight_decay": 0.01,
@@ -85,15 +84,6 @@ def commit(run: Path, step: int, values: dict[str, Any]) -> None:
     files.write(f"{folder}/index.json", b"{}")
     marks = {path.removeprefix(f"{folder}/"): mark for path, mark in files.marks.items()}
     checkpoints.commit(step, marks, {"world_size": 1, **values})
-
-
-def test_every_field_of_a_spec_is_known_to_decide_what_is_learned_or_not():
-    sections = {name: info.annotation for name, info in RunSpec.model_fields.items() if name not in OTHER_SECTIONS}
-    fields = {f"{section}.{name}" for section, kind in sections.items() for name in kind.model_fields}
-    assert fields == LEARNING_FIELDS | OTHER_FIELDS
-    assert not LEARNING_FIELDS & OTHER_FIELDS
-    assert set(RunSpec.model_fields) > OTHER_SECTIONS
-    assert set(KIND_OF_FIELD) < LEARNING_FIELDS
 
 
 @pytest.mark.parametrize("field", sorted(LEARNING_FIELDS))

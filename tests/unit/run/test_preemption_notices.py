@@ -103,17 +103,6 @@ def test_aws_is_asked_for_a_new_token_before_the_old_one_ends(serve, monkeypatch
         assert watch.problem == ""
 
 
-def test_a_rebalance_recommendation_is_a_hint_and_stops_nothing(serve):
-    aws = serve(Aws)
-    aws.rebalance = json.dumps({"noticeTime": NOON})
-    with NoticeWatch(**QUICK) as watch:
-        assert wait_for(watch.hint) == "rebalance recommendation"
-        asked_again(aws)
-        assert watch.notice() == ""
-        aws.action = json.dumps({"action": "terminate", "time": NOON})
-        assert wait_for(watch.notice) == "spot terminate"
-
-
 @pytest.mark.parametrize("nonsense", ['{"action": ', "<html>hello</html>", "[]", "{}", "null"])
 def test_nonsense_is_reported_once_and_is_no_notice(serve, nonsense):
     aws = serve(Aws)
@@ -197,17 +186,6 @@ def test_gce_holds_the_question_open_while_nothing_changes(serve):
         assert watch.problem == ""
 
 
-def test_gce_hints_at_termination_and_not_at_migration(serve):
-    gce = serve(Gce)
-    gce.values["maintenance-event"] = "MIGRATE_ON_HOST_MAINTENANCE"
-    with NoticeWatch(**QUICK) as watch:
-        wait_for(lambda: sum("maintenance-event" in line for line in gce.asked) >= 2)
-        assert watch.notice() == ""
-        gce.set("maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE")
-        assert wait_for(watch.hint) == "host maintenance"
-        assert watch.notice() == ""  # it may be an hour ahead: a reason to save, not to stop
-
-
 def test_what_only_looks_like_gce_is_not_believed(serve):
     gce = serve(Gce)
     gce.values["preempted"] = "TRUE"
@@ -236,7 +214,6 @@ def test_a_broken_service_holds_nothing_up(monkeypatch, cloud, how):
         wait_for(lambda: not watchers())
         with NoticeWatch(poll_s=600, timeout_s=600) as patient:
             assert patient.notice() == ""
-            assert patient.hint() == ""
         if how == "hang":
             assert watchers(), "the request is still under way: leaving did not wait for it"
     wait_for(lambda: not watchers())
@@ -289,7 +266,7 @@ def test_on_a_laptop_there_is_no_thread_and_no_traffic(monkeypatch):
     with NoticeWatch(**QUICK) as watch:
         assert not watchers()
         time.sleep(0.05)
-        assert (watch.cloud, watch.notice(), watch.hint(), watch.problem) == (None, "", "", "")
+        assert (watch.cloud, watch.notice(), watch.problem) == (None, "", "")
     assert requests == []
 
 

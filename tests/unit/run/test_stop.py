@@ -17,14 +17,11 @@ from embark.spec import load_spec
 class Notices:
     """What a machine says of itself."""
 
-    def __init__(self, notice=None, hint=None, problem=""):
-        self._notice, self._hint, self.problem = notice, hint, problem
+    def __init__(self, notice=None, problem=""):
+        self._notice, self.problem = notice, problem
 
     def notice(self):
         return self._notice
-
-    def hint(self):
-        return self._hint
 
 
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR1"])
@@ -78,12 +75,9 @@ def test_handlers_are_put_back():
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_notice_stops_and_a_hint_saves_once(alone):
+def test_a_notice_stops(alone):
     with StopSignals() as signals:
         assert StopCoordinator(signals, Notices(notice="preempted"), alone).decide().stop == "notice"
-        hinted = StopCoordinator(signals, Notices(hint="rebalance"), alone)
-        assert [hinted.decide().is_save_due for _ in range(3)] == [True, False, False]
-        assert hinted.decide().stop == ""
 
 
 def test_a_watch_that_sees_nothing_is_reported_of_once(alone):

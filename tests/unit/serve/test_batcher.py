@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from limits import HANG_S
 
-from embark.serve.batcher import Batcher, BatchLimits, Overloaded
+from embark.serve.batcher import Batcher, Overloaded
 
 
 async def running(batcher: Batcher, work):
@@ -32,7 +32,7 @@ def test_what_waits_is_answered_in_one_call_and_in_order():
         assert release.wait(HANG_S)
         return [10 * job for job in jobs]
 
-    batcher = Batcher(answer, BatchLimits(max_batch_rows=3, max_wait_ms=0))
+    batcher = Batcher(answer, 3, 65_536)
 
     async def work():
         first = asyncio.create_task(batcher.submit(1, 1))
@@ -59,7 +59,7 @@ def test_without_threads_the_event_loop_answers_what_arrived_together():
             raise ValueError("three")
         return [10 * job for job in jobs]
 
-    batcher = Batcher(answer, BatchLimits(), num_threads=0)
+    batcher = Batcher(answer, 4_096, 65_536, num_threads=0)
 
     async def work():
         together = await asyncio.gather(*(batcher.submit(job, 1) for job in (1, 2)))
@@ -81,7 +81,7 @@ def test_threads_share_what_waits_and_work_at_the_same_time():
         assert release.wait(HANG_S)
         return jobs
 
-    batcher = Batcher(answer, BatchLimits(), num_threads=2)
+    batcher = Batcher(answer, 4_096, 65_536, num_threads=2)
 
     async def work():
         tasks = []
@@ -106,7 +106,7 @@ def test_a_full_queue_refuses_at_once_and_accepts_again_when_it_is_empty():
         assert release.wait(HANG_S)
         return jobs
 
-    batcher = Batcher(answer, BatchLimits(max_queued_rows=10))
+    batcher = Batcher(answer, 4_096, 10)
 
     async def work():
         first = asyncio.create_task(batcher.submit("a", 8))
@@ -128,7 +128,7 @@ def test_a_call_that_fails_fails_its_own_requests_and_no_later_one():
             raise RuntimeError("broken")
         return list(jobs)
 
-    batcher = Batcher(answer, BatchLimits(max_wait_ms=0))
+    batcher = Batcher(answer, 4_096, 65_536)
 
     async def work():
         with pytest.raises(RuntimeError, match="broken"):
@@ -147,7 +147,7 @@ def test_a_client_that_left_is_not_scored():
         assert release.wait(HANG_S)
         return jobs
 
-    batcher = Batcher(answer, BatchLimits(max_wait_ms=0))
+    batcher = Batcher(answer, 4_096, 65_536)
 
     async def work():
         first = asyncio.create_task(batcher.submit("first", 1))

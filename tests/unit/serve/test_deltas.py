@@ -14,11 +14,10 @@ from served_models import use_server
 from embark import export_run, serve_model
 from embark.export.delta import DELTA
 from embark.serve.app import ServeLimits
-from embark.serve.batcher import BatchLimits
 from embark.serve.request_rows import JsonColumns
 from embark.serve.served_model import ServedModel
 from embark.serve.server import Endpoint
-from embark.serve.version_poller import VersionPoller, VersionSwitcher, load_scorer
+from embark.serve.version_poller import VersionPoller, load_scorer
 
 ROWS = [{"dense_0": i / 9, "dense_1": -i, "a": 9 * i % 400, "b": i % 3} for i in range(40)]
 TABLE = "tables.embedding_bags.a.weight"
@@ -35,9 +34,9 @@ class Polled:
     def __init__(self, folder: Path) -> None:
         self.run, self.uri = EditedRun(folder, rows=4_000), str(folder / "at")
         self.publish()
-        self.model = ServedModel(load_scorer(self.uri, None))
-        self.switcher = VersionSwitcher(self.model, lambda version, onto: load_scorer(self.uri, version, onto=onto))
-        self.poller = VersionPoller(self.uri, self.model, self.switcher, 10.0)
+        self.model = ServedModel(load_scorer(self.uri, None), load=lambda version, onto: load_scorer(
+            self.uri, version, onto=onto))
+        self.poller = VersionPoller(self.uri, self.model, 10.0)
 
     def publish(self, num: int = 1, **settings) -> None:
         for _ in range(num):
@@ -92,7 +91,7 @@ def test_a_version_that_a_batch_still_uses_is_not_written_into(tmp_path):
     for _ in range(2):
         polled.publish()
         polled.poll()
-    previous = polled.switcher.previous.artifact
+    previous = polled.model.previous.artifact
     polled.model._uses[id(previous)] += 1  # as while a batch is scored
     before = previous.weights[TABLE].copy()
     polled.publish()
@@ -129,7 +128,7 @@ def test_deltas_under_load_fail_no_request_and_mix_no_answer(tmp_path, workers):
         for one in clients:
             one.join(HANG_S)
 
-    limits = ServeLimits(batch=BatchLimits(max_batch_rows=1))  # each request as it would be scored alone
+    limits = ServeLimits(max_batch_rows=1)  # each request as it would be scored alone
     use_server(lambda on_start: serve_model(
         uri, endpoint=Endpoint(port=0), poll_s=0.01, limits=limits, on_start=on_start,
         workers=workers), use)

@@ -10,7 +10,6 @@ from limits import HANG_S
 from served_models import ROWS, BlockedScorer, while_serving
 
 from embark.serve.app import ServeLimits
-from embark.serve.batcher import BatchLimits
 
 
 def test_bodies_that_fill_the_memory_are_refused_until_others_are_answered(artifact):
@@ -45,7 +44,7 @@ def test_overload_is_answered_with_429_and_retry_after(artifact):
         sent.join(HANG_S)
         return first[0], refused, client("POST", "/score", {"rows": ROWS[:8]})
 
-    limits = ServeLimits(batch=BatchLimits(max_queued_rows=10))
+    limits = ServeLimits(max_queued_rows=10)
     first, refused, later = while_serving(artifact, use, scorer=scorer, limits=limits)
     assert (first[0], refused[0], later[0]) == (200, 429, 200)
     assert refused[2]["Retry-After"] == "1"
@@ -66,7 +65,7 @@ def test_an_overloaded_server_answers_what_its_queue_holds(artifact):
                 statuses.append((first, [one.result()[0] for one in done]))
         return statuses, client("GET", "/metrics")[1]
 
-    limits = ServeLimits(batch=BatchLimits(max_queued_rows=8 * num_held))
+    limits = ServeLimits(max_queued_rows=8 * num_held)
     statuses, metrics = while_serving(artifact, use, scorer=scorer, limits=limits)
     assert statuses == [([429] * 4 * num_held, [200] * num_held)] * num_waves
     assert "embark_serve_queued_rows 0.0" in metrics
@@ -89,7 +88,7 @@ def test_a_full_queue_refuses_a_request_before_its_body_arrives(artifact):
         return first[0][0], answer, health, client("GET", "/metrics")[1]
 
     first, answer, health, metrics = while_serving(
-        artifact, use, scorer=scorer, limits=ServeLimits(batch=BatchLimits(max_queued_rows=15)))
+        artifact, use, scorer=scorer, limits=ServeLimits(max_queued_rows=15))
     assert (first, health) == (200, 200)
     assert answer.startswith(b"HTTP/1.1 429")
     assert b"retry-after: 1\r\n" in answer.lower()

@@ -11,7 +11,7 @@ from exported_runs import save_run
 from embark import export_run
 from embark.export.artifact import open_artifact
 from embark.features.rows import NumberRows
-from embark.serve.infer_protocol import InferReader
+from embark.serve.infer_protocol import InferReader, read_infer
 from embark.serve.raw_tensors import RawTensors
 from embark.serve.request_rows import RequestScorer, Scores
 from embark.spec import resolve
@@ -49,8 +49,9 @@ def read(artifact, columns, reader=None, names=None):
         {"name": name, "datatype": kinds[values.dtype.str[1:]], "shape": [len(values)],
          "parameters": {"binary_data_size": values.nbytes}} for name, values in chosen]}).encode()
     raw = memoryview(b"".join(values.tobytes() for _, values in chosen))
-    return (reader or InferReader()).read(memoryview(header), raw, artifact.info.rows.columns,
-                                          artifact.info.model).columns
+    schema, model = artifact.info.rows.columns, artifact.info.model
+    return (reader or InferReader(schema)).read(
+        header, len(header), raw, lambda: read_infer(json.loads(header), raw, schema, model)).columns
 
 
 def scorers(artifact):
@@ -60,7 +61,8 @@ def scorers(artifact):
 
 
 def test_numbers_in_any_order_have_the_scores_of_single_columns(artifacts):
-    artifact, reader = artifacts["int8"], InferReader()
+    artifact = artifacts["int8"]
+    reader = InferReader(artifact.info.rows.columns)
     at_once, by_column = scorers(artifact)
     names = [*DENSE, *ROWS]
     requests = [read(artifact, draw(seed=seed), reader, order) for seed, order in enumerate(

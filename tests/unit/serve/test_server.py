@@ -16,7 +16,7 @@ from exported_runs import COLUMNS, write_csv
 from limits import HANG_S
 from served_models import ROWS, BlockedScorer, is_closed, while_serving
 
-from embark import score_file
+from embark import score_file, serve_model
 from embark.errors import Fault, UserError
 from embark.serve import server
 from embark.serve.app import ServeLimits
@@ -24,7 +24,7 @@ from embark.serve.endpoint import TOKEN, Endpoint, listen
 from embark.serve.request_rows import JsonColumns, RequestScorer, Scores
 from embark.serve.score_file import NOT_FINITE
 from embark.serve.served_model import ServedModel
-from embark.serve.server import serve_limits, serve_scorer
+from embark.serve.server import serve_scorer
 from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
 
@@ -352,4 +352,4 @@ def test_a_port_in_use_and_limits_out_of_range_are_refused(artifact):
 
     while_serving(artifact, use)
     with pytest.raises(UserError, match="out of range"):
-        serve_limits(max_wait_ms=-1, max_queued_rows=5)
+        serve_model(artifact.uri, limits=ServeLimits(max_queued_rows=0))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 
-import numpy as np
 import pytest
 from exported_runs import COLUMNS, draw_rows
 from served_models import use_server
@@ -12,11 +11,10 @@ from served_models import use_server
 from embark.events.events import read_events
 from embark.events.traffic import TrafficView
 from embark.report.record import Record
-from embark.serve import traffic as traffic_module
-from embark.serve.request_rows import JsonColumns, RequestScorer, Scores
+from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.serve.served_model import ServedModel
 from embark.serve.server import Endpoint, serve_scorer
-from embark.serve.traffic import MAX_REQUESTS, MAX_VERSIONS, Feedback, Traffic, TrafficLog
+from embark.serve.traffic import MAX_VERSIONS, Traffic, TrafficLog, about_version, read_labels
 from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
 DRAWN = [dict(zip(COLUMNS, row, strict=True)) for row in draw_rows(600, 11)]
@@ -30,57 +28,52 @@ def test_a_server_records_its_traffic_and_labels(artifact, tmp_path):
     model = ServedModel(scorer_of(artifact))
 
     def use(client):
-        scores = [client("POST", "/score", {"id": f"r{i}", "rows": DRAWN[5 * i : 5 * i + 5]})[1]["scores"]
-                  for i in range(40)]
-        by_header = client("POST", "/score", {"rows": DRAWN[:2]}, {"X-Request-Id": "h"})
-        known = client("POST", "/feedback", {"id": "r0", "labels": [1, 0, None, 1, 0]})
+        scores = [client("POST", "/score", {"rows": DRAWN[5 * i : 5 * i + 5]})[1]["scores"] for i in range(40)]
         answers = [
-            client("POST", "/feedback", body)[:2] for body in (
-                {"id": "r0", "labels": [1, 0, None, 1, 0]}, {"id": "r1", "labels": [1]}, {"labels": [2], "id": "r1"},
-                {"id": "h", "labels": [0, 1]}, {"version": 1, "scores": scores[2], "labels": [1] * 5}, {"id": "r3"})]
+            client("POST", "/feedback", {"version": 1, **body})[:2] for body in (
+                {"scores": scores[0], "labels": [1, 0, None, 1, 0]}, {"scores": scores[1], "labels": [1]},
+                {"scores": [0.5], "labels": [2]}, {"scores": scores[2], "labels": [1] * 5}, {"labels": [1]},
+                {"scores": [], "labels": []})]
         assert client("POST", "/score", {"rows": 5})[0] == 400
-        assert known[:2] == (200, {"rows": 5})
-        assert by_header[0] == 200
         return answers, client("GET", "/metrics")[1]
 
     answers, metrics = use_server(lambda on_start: serve_scorer(model, Endpoint(port=0), None, on_start,
                                                                 str(tmp_path)), use)
-    assert [status for status, _ in answers] == [404, 400, 400, 200, 200, 400]
-    assert "1 labels, and the request has 5 scores" in answers[1][1]["error"]
+    assert [status for status, _ in answers] == [200, 400, 400, 200, 400, 400]
+    assert answers[0][1] == {"rows": 5}
+    assert "1 labels, and 5 scores" in answers[1][1]["error"]
     assert "embark_serve_column_psi" in metrics
     folder, = tmp_path.iterdir()
     events = list(read_events(folder / "events.jsonl"))
     assert (events[0].kind, events[-1].kind) == ("serve", "serve_end")
     record = Record(events)
     windows = record.traffic.windows
-    assert sum(one.num_rows for one in windows) == 40 * 5 + 2
-    assert sum(one.statuses.get("200", 0) for one in windows) == 41
+    assert sum(one.num_rows for one in windows) == 40 * 5
+    assert sum(one.statuses.get("200", 0) for one in windows) == 40
     assert sum(one.statuses.get("400", 0) for one in windows) == 1
-    assert sum(int(one.latency.sum()) for one in windows) == 41
+    assert sum(int(one.latency.sum()) for one in windows) == 40
     view = TrafficView([record.traffic])
-    assert {column.drift.num for column in view.columns if column.column.kind != "ids"} == {41}  # a row of each
-    assert view.calibration.num == 4 + 2 + 5
-    assert view.calibration.clicks == 2 + 1 + 5
+    assert all(0 < column.drift.num <= 40 for column in view.columns if column.column.kind != "ids")  # a sample
+    assert view.calibration.num == 4 + 5
+    assert view.calibration.clicks == 2 + 5
 
 
 def counted(artifact, rows):
     """Traffic of a request for each of the rows, of a version that was switched to."""
     model = ServedModel(scorer_of(artifact))
-    traffic = Traffic(model, TrafficLog())
+    traffic, log = Traffic(model), TrafficLog()
     model.observe(traffic.add_rows)
-    model.switch(scorer_of(artifact))
-    traffic.log.add(traffic.version_event("", is_start=True))
+    model.answer_with(scorer_of(artifact))
+    log.add_version(about_version(model), is_start=True)
     for start in range(0, len(rows), 100):
         for found in model.score([JsonColumns([row, row]) for row in rows[start : start + 100]]):
             traffic.add_answer(found, 0.001)
         traffic.count()
-    traffic._stopping.set()
-    traffic.write()
-    return traffic.log
+    log.write([traffic.take()])
+    return log
 
 
-def test_planted_drift_is_found_and_the_rows_of_training_have_none(artifact, monkeypatch):
-    monkeypatch.setattr(traffic_module, "MAX_CPU_SHARE", 1e9)
+def test_planted_drift_is_found_and_the_rows_of_training_have_none(artifact):
     same = TrafficView([counted(artifact, DRAWN).record])
     assert {one.column.title for one in same.columns} >= {"price", "word", "tags", "tags (length)"}
     assert [one.sentence() for one in same.columns if one.drift.level] == []
@@ -94,35 +87,33 @@ def test_planted_drift_is_found_and_the_rows_of_training_have_none(artifact, mon
     assert psi["price"] > 0.25 > psi["word"]
 
 
-def test_rows_are_left_out_where_counting_takes_more_than_its_share(artifact, monkeypatch):
-    monkeypatch.setattr(traffic_module, "MAX_CPU_SHARE", 0.0)
-    monkeypatch.setattr(traffic_module, "FIRST_CPU_S", 0.0)
-    record = counted(artifact, DRAWN[:200]).record
-    assert TrafficView([record]).columns[0].drift.num <= 100  # the first batch, before any time was spent
-    assert sum(one.num_rows for one in record.windows) == 400
+def test_one_row_of_each_request_of_one_batch_is_sampled(artifact):
+    model = ServedModel(scorer_of(artifact))
+    traffic = Traffic(model)
+    model.observe(traffic.add_rows)
+    for _ in range(3):
+        model.score([JsonColumns(DRAWN[:5]), JsonColumns(DRAWN[5:7])])
+    traffic.count()
+    assert traffic.take()[1]["columns"]["rows"] == 2
+    traffic.count()
+    assert "columns" not in traffic.take()[1]
 
 
 def test_a_full_disk_stops_no_answer(artifact, tmp_path):
     model = ServedModel(scorer_of(artifact))
-    traffic = Traffic(model, TrafficLog())
-    with traffic.running(tmp_path / "gone", ""):
+    traffic, log = Traffic(model), TrafficLog()
+    with log.recording(tmp_path / "gone", "", about_version(model), lambda: [traffic.take()]), traffic.running():
         (tmp_path / "gone" / "events.jsonl").unlink()
-        traffic.write()
+        log.write([traffic.take()])
         assert len(model.score([JsonColumns(DRAWN[:2])])) == 1
     assert not (tmp_path / "gone" / "events.jsonl").exists()
 
 
-def test_only_the_last_requests_wait_for_labels():
-    feedback = Feedback()
-    for i in range(MAX_REQUESTS + 10):
-        feedback.keep(str(i), Scores(np.full(1, 0.5, np.float32), (), 1))
-    assert feedback.add({"id": "9", "labels": [1]}) == 0
-    assert feedback.add({"id": "10", "labels": [1]}) == 1
-    feedback.keep("large", Scores(np.full(1 << 20, 0.5, np.float32), (), 1))
-    assert feedback.add({"id": "11", "labels": [1]}) == 0
-    for version in range(1, MAX_VERSIONS + 1):
-        assert feedback.add({"version": version, "scores": [0.5], "labels": [1]}) == 1
-    with pytest.raises(ValueError, match="other versions"):
-        feedback.add({"version": MAX_VERSIONS + 1, "scores": [0.5], "labels": [1]})
-    with pytest.raises(ValueError, match="no array of probabilities"):
-        feedback.add(json.loads('{"version": 1, "scores": [NaN], "labels": [1]}'))
+def test_labels_of_too_many_versions_are_left_out(artifact):
+    traffic = Traffic(ServedModel(scorer_of(artifact)))
+    for version in range(1, MAX_VERSIONS + 2):
+        traffic.add_labels(*read_labels({"version": version, "scores": [0.5], "labels": [1]}))
+    traffic.count()
+    assert list(traffic.take()) == list(range(1, MAX_VERSIONS + 1))
+    with pytest.raises(ValueError, match="scores"):
+        read_labels(json.loads('{"version": 1, "scores": [NaN], "labels": [1]}'))

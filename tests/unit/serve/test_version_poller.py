@@ -20,11 +20,10 @@ from embark.export.artifact import WEIGHTS, open_versions, set_current
 from embark.export.rollback import rollback
 from embark.serve import served_model, version_poller
 from embark.serve.app import ServeLimits
-from embark.serve.batcher import BatchLimits
 from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.serve.served_model import ServedModel
 from embark.serve.server import Endpoint
-from embark.serve.version_poller import VersionPoller, VersionSwitcher, load_scorer
+from embark.serve.version_poller import VersionPoller, load_scorer
 from embark.spec import resolve
 
 HERE = Endpoint(port=0)
@@ -52,10 +51,10 @@ class Polled:
     def __init__(self, uri: str, run: str) -> None:
         export_run(run, uri)
         self.uri, self.changes, self.num_loaded = uri, [], 0
-        self.model = ServedModel(load_scorer(uri, None))
+        self.model = ServedModel(load_scorer(uri, None), load=self._load)
         self.model.listeners.append(self.changes.append)
         self.load = lambda version, onto=None: load_scorer(uri, version, onto=onto)  # tests replace it
-        self.poller = VersionPoller(uri, self.model, VersionSwitcher(self.model, self._load), 10.0)
+        self.poller = VersionPoller(uri, self.model, 10.0)
 
     def _load(self, version: int, onto: RequestScorer | None) -> RequestScorer:
         self.num_loaded += 1
@@ -146,7 +145,7 @@ def test_swaps_under_load_fail_no_request_and_mix_no_answer(runs, tmp_path, work
         wait_until(lambda: f"{uri}/version-000000001/" not in Path("/proc/self/maps").read_text())
         return client("GET", "/metrics")[1]
 
-    limits = ServeLimits(batch=BatchLimits(max_batch_rows=1))  # each request as it would be scored alone
+    limits = ServeLimits(max_batch_rows=1)  # each request as it would be scored alone
     metrics = use_server(
         lambda on_start: serve_model(uri, endpoint=HERE, poll_s=0.01, limits=limits, on_start=on_start,
                                      on_change=changes.append, workers=workers), use)
@@ -174,7 +173,7 @@ def test_all_requests_of_a_batch_are_scored_by_one_version(runs, polled):
     score = answering.score
 
     def switching(requests):
-        polled.model.switch(other)
+        polled.model.answer_with(other)
         return score(requests)
 
     expected = [scores.scores for scores in score([JsonColumns(ROWS[:3]), JsonColumns(ROWS[3:40])])]
@@ -198,7 +197,7 @@ BAD = {
     "without a readable mark": ("second", lambda folder: (folder / "commit.json").write_text("{"), "cannot be read"),
     "removed": ("second", lambda folder: (folder / "commit.json").unlink(), "has no version 2"),
     "of another run": ("renamed", lambda folder: None, "its run is called 'views', and the model that is served"),
-    "of other columns": ("columns", lambda folder: None, "it takes other columns than version 1, beginning with"),
+    "of other columns": ("columns", lambda folder: None, "it has other inputs or outputs than version 1"),
     "not named": ("second", lambda folder: (folder.parent / "current.json").write_text('{"version": "2"}'),
                   "current.json is damaged: it names no version"),
 }

@@ -23,7 +23,6 @@ from embark.events.events import read_events
 from embark.report.record import Record
 from embark.serve import server
 from embark.serve.app import ServeLimits
-from embark.serve.batcher import BatchLimits
 from embark.serve.endpoint import Endpoint
 from embark.serve.server import limits_of_worker, workers_on
 from embark.spec.serve import ScoringDevice
@@ -56,19 +55,19 @@ def test_metrics_labels_and_the_record_are_those_of_the_whole_server(artifact, t
             first, second = (stack.enter_context(closing(http.client.HTTPConnection(client.address, timeout=HANG_S)))
                              for _ in range(2))
             for i in range(6):
-                for number, connection in enumerate((first, second)):
-                    body = {"id": f"{number}-{i}", "rows": ROWS[i : i + 5]}
-                    assert send(connection, "/score", body)[0] == 200
-            labels = [send(connection, "/feedback", {"id": f"{number}-{i}", "labels": [1, 0, 1, None, 1]})
-                      for connection, number, i in ((first, 1, 0), (second, 0, 1), (first, 0, 2), (first, 0, 2))]
-            wrong = send(first, "/feedback", {"id": "1-3", "labels": [1]})
+                for connection in (first, second):
+                    status, found = send(connection, "/score", {"rows": ROWS[i : i + 5]})
+                    assert status == 200
+            labels = [send(connection, "/feedback", {**found, "labels": [1, 0, 1, None, 1]})
+                      for connection in (first, second, first)]
+            wrong = send(first, "/feedback", {**found, "labels": [1]})
             assert send(second, "/score", {"rows": 5})[0] == 400
         return labels, wrong, values(client)
 
     labels, wrong, metrics = use_server(lambda on_start: serve_model(
         artifact.uri, endpoint=Endpoint(port=0), on_start=on_start, record=str(tmp_path), workers=2), use)
-    assert [status for status, _ in labels] == [200, 200, 200, 404]
-    assert wrong == (400, {"error": "1 labels, and the request has 5 scores"})
+    assert [status for status, _ in labels] == [200, 200, 200]
+    assert wrong == (400, {"error": "1 labels, and 5 scores"})
     assert metrics["embark_serve_workers",] == 2
     assert metrics["embark_serve_version",] == metrics["embark_serve_current_version",] == 1
     assert metrics["embark_serve_requests_total", "/score", "200"] == 12
@@ -82,7 +81,7 @@ def test_metrics_labels_and_the_record_are_those_of_the_whole_server(artifact, t
     assert sum(one.num_rows for one in traffic.windows) == 60
     assert sum(one.statuses.get("400", 0) for one in traffic.windows) == 1
     assert sum(int(one.latency.sum()) for one in traffic.windows) == 12
-    assert sum(int(one.num_labels.sum()) for one in traffic.versions.values()) == 12
+    assert sum(int(one.labels[0].sum()) for one in traffic.versions.values()) == 12
 
 
 def test_a_killed_process_is_replaced_and_others_fail_no_request(artifact):
@@ -140,9 +139,9 @@ def test_sigterm_answers_every_request_that_a_process_has_begun_to_read(artifact
 
 
 def test_each_process_has_its_share_of_the_limits():
-    limits = ServeLimits(max_request_rows=100, batch=BatchLimits(max_queued_rows=1_000))
-    assert limits_of_worker(limits, 4).batch.max_queued_rows == 250
-    assert limits_of_worker(limits, 64).batch.max_queued_rows == 100
+    limits = ServeLimits(max_request_rows=100, max_queued_rows=1_000)
+    assert limits_of_worker(limits, 4).max_queued_rows == 250
+    assert limits_of_worker(limits, 64).max_queued_rows == 100
     assert limits_of_worker(ServeLimits(), 2).max_buffered_bytes == ServeLimits().max_buffered_bytes // 2
 
 

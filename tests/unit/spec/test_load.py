@@ -1,6 +1,5 @@
 """A spec is read whole, or every mistake in it is named with its place and its cure."""
 
-import sys
 import tomllib
 from pathlib import Path
 
@@ -11,7 +10,6 @@ from hypothesis import strategies as st
 from embark.errors import ExitCode, Mistake, SpecError, UserError
 from embark.spec import PRESETS, DataSpec, ModelSpec, RunSpec, Table, TrainSpec, load_spec, resolve, to_toml
 from embark.spec.data import PrepareSpec
-from embark.spec.toml import starter
 
 
 def write(tmp_path: Path, text: str) -> str:
@@ -189,28 +187,6 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
         load_spec(str(path))
 
 
-def make_spec() -> RunSpec:
-    return RunSpec(name="from-python", train=TrainSpec(batch_size=64))
-
-
-def not_a_spec() -> int:
-    return 3
-
-
-def test_a_python_function_is_a_spec_too():
-    spec = load_spec(f"{__name__}:make_spec", ["train.num_steps=2"])
-    assert (spec.name, spec.train.batch_size, spec.train.num_steps) == ("from-python", 64, 2)
-
-
-@pytest.mark.parametrize(
-    ("reference", "what"),
-    [("no_such:thing", "No module"), ("os:no_such", "no attribute"), ("{}:not_a_spec", "not a RunSpec")],
-)
-def test_a_reference_that_gives_no_spec_is_refused(reference, what):
-    with pytest.raises(UserError, match=what):
-        load_spec(reference.format(__name__))
-
-
 def test_a_file_names_the_run_unless_it_does_so_itself(tmp_path):
     assert load_spec(write(tmp_path, "")).name == "run"
     assert load_spec(write(tmp_path, 'name = "mine"')).name == "mine"
@@ -338,23 +314,3 @@ def test_deep_nesting_and_huge_numbers_are_refused(tmp_path, text):
 def test_a_source_that_is_none_is_refused_in_words(source):
     with pytest.raises(UserError):
         load_spec(source)
-
-
-def test_a_spec_function_does_not_shadow_installed_modules(tmp_path, monkeypatch):
-    (tmp_path / "my_specs.py").write_text(
-        "from embark import load_spec\ndef small():\n    return load_spec('laptop', ['train.num_steps=3'])\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", [path for path in sys.path if path not in ("", str(tmp_path))])
-    assert load_spec("my_specs:small", ["train.seed=4"]).train.num_steps == 3
-    assert sys.path[-1] == str(tmp_path)
-
-
-def test_a_preset_is_not_taken_for_an_edited_file_of_its_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "laptop.toml").write_text(starter("laptop"))
-    assert load_spec("laptop") == load_spec("laptop.toml")
-    (tmp_path / "laptop.toml").write_text(starter("laptop").replace("[train]", "[train]\nseed = 9"))
-    with pytest.raises(UserError, match=r"laptop is a preset, and laptop\.toml here differs from it") as caught:
-        load_spec("laptop")
-    assert "name laptop.toml for the file" in caught.value.fix
-    assert load_spec("laptop.toml").train.seed == 9

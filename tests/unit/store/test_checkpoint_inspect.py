@@ -241,7 +241,6 @@ def test_a_diff_finds_all_that_differs(tmp_path):
     messages: list[tuple[int, int]] = []
     found = difference(run.checkpoints, listed.committed(1), listed.committed(2), lambda *done: messages.append(done))
     assert found.spec == (Change("train.seed", 1, 2),)
-    assert found.plan == (Change("t_0", "5", "6"), Change("rank 0", "1 GiB of tables", "2 GiB of tables"))
     assert Change("eval.auc", 0.5, 0.6) in found.values
     assert (found.only_in_a, found.only_in_b) == (("gone",), ("new",))
     assert found.shapes == (Change("grown", "float32 [2, 2]", "float32 [3, 2]"),)
@@ -250,7 +249,6 @@ def test_a_diff_finds_all_that_differs(tmp_path):
     assert set(by_name) == {"moved", "count"}
     assert by_name["moved"].num_differing == 1
     assert by_name["moved"].max_abs == 0.5
-    assert by_name["moved"].max_relative == pytest.approx(0.2)
     assert (by_name["count"].shape, by_name["count"].max_abs) == ((), 2.0)
     assert messages[-1] == (5 * 4 + 3 * 4 + 8, 5 * 4 + 3 * 4 + 8)
 
@@ -290,13 +288,13 @@ def test_a_diff_counts_in_every_dtype(tmp_path, dtype, a, b, max_abs):
     assert (change.dtype, change.num_differing, change.max_abs) == (dtype, 1, max_abs)
 
 
-def test_a_diff_counts_what_is_not_finite_apart(tmp_path):
+def test_a_diff_measures_finite_elements_alone(tmp_path):
     run = make_run(tmp_path)
     put(run, 1, {"t": np.array([1, np.nan, np.inf, 0.0, 0.0], "f4")})
     put(run, 2, {"t": np.array([np.nan, np.nan, -np.inf, -0.0, 3.0], "f4")})
     listed = list_checkpoints(run)
     (change,) = difference(run.checkpoints, listed.committed(1), listed.committed(2)).tensors
-    assert (change.num_differing, change.num_not_finite, change.max_abs, change.max_relative) == (4, 2, 3.0, 1.0)
+    assert (change.num_differing, change.max_abs) == (4, 3.0)
 
 
 def test_a_diff_takes_little_memory_however_large_the_table(tmp_path, monkeypatch):

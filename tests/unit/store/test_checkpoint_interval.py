@@ -91,16 +91,16 @@ def test_the_overhead_is_what_a_simulated_run_loses(every_s, cost_s, mtbf_s):
 def test_with_time_to_save_after_a_notice_the_cheapest_interval_is_taken():
     choice = steps_between_saves(1, 12, 0.5, DAY, grace_s=120)
     assert choice.every_steps == int(young_daly_interval_s(1, DAY) / 0.5) == 830
-    assert choice.why == ("saving every 830 steps (6.9 min): a save takes 12 s, 1 s of it with training paused, and "
-                          "a failure is expected every 24 h, so 0.49% of the time is lost")
+    assert choice.why == ("saving every 830 steps (6 min 55 s): a save takes 12.0 s, 1.0 s of it with training paused, "
+                          "and a failure is expected every 1 d 00 h, so 0.49% of the time is lost")
 
 
 def test_without_it_saves_come_sooner_and_the_reason_is_given():
     choice = steps_between_saves(40, 40, 0.2, 4 * H, grace_s=30)
     assert choice.every_steps * 0.2 + 40 <= MAX_LOST_S < young_daly_interval_s(40, 4 * H)
-    assert choice.why == ("saving every 2,800 steps (9.3 min): a save takes 40 s, and a failure is expected every 4 h, "
-                          "so 8.60% of the time is lost; 17 min would cost least, but a preemption leaves only 30 s, "
-                          "too short for a step and a save, and this way it loses at most 10 min")
+    assert choice.why == ("saving every 2,800 steps (9 min 20 s): a save takes 40.0 s, and a failure is expected every "
+                          "4 h 00 min, so 8.60% of the time is lost; 17 min 27 s would cost least; a preemption leaves "
+                          "only 30.0 s, too short for a step and a save, and loses at most 10 min 00 s")
 
 
 def test_the_step_at_hand_counts_against_the_grace():
@@ -111,7 +111,8 @@ def test_the_step_at_hand_counts_against_the_grace():
 def test_where_the_cheapest_interval_loses_little_anyway_it_stays():
     choice = steps_between_saves(0.1, 40, 0.2, H, grace_s=30)
     assert choice.every_steps == steps_between_saves(0.1, 40, 0.2, H, grace_s=3000).every_steps
-    assert choice.why.endswith("a preemption leaves only 30 s, too short for a step and a save, and loses at most 80 s")
+    assert choice.why.endswith("a preemption leaves only 30.0 s, too short for a step and a save, and loses at "
+                               "most 1 min 20 s")
 
 
 def test_where_no_failure_is_expected_it_still_saves():
@@ -123,7 +124,7 @@ def test_where_no_failure_is_expected_it_still_saves():
 def test_one_step_is_the_least():
     choice = steps_between_saves(0, 0, 10, 20, grace_s=30)
     assert choice.every_steps == 1
-    assert choice.why.startswith("saving every step (10 s)")
+    assert choice.why.startswith("saving every 1 step (10.0 s)")
 
 
 @given(costs, st.floats(0, 2000), steps, mtbfs, graces)

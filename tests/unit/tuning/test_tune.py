@@ -22,7 +22,7 @@ from embark.events import Event
 from embark.run.signals import StopSignals
 from embark.spec import load_spec, resolve
 from embark.store import RunDir
-from embark.tuning.tune import Study, TuneRequest, TuneResult, tune
+from embark.tuning.tune import Search, TuneRequest, TuneResult, tune
 
 SETS = ("train.num_steps=8", "store.in_background=false", "store.checkpoint_every=3", "store.checkpoint_at_end=true",
         "store.keep_checkpoints=1", "data.num_eval_samples=50", "watch.every=100")
@@ -83,7 +83,7 @@ def undisturbed(tmp_path_factory):
 
 
 def tried(result: TuneResult) -> list[tuple[Any, ...]]:
-    return [(one.number, one.state, one.value, one.values, one.evaluations) for one in result.trials]
+    return [(one.number, one.state, one.value, one.values) for one in result.trials]
 
 
 def test_the_first_trial_is_the_specs_own_and_the_best_is_a_spec_file(search, tmp_path):
@@ -146,15 +146,15 @@ def test_a_kill_between_a_trials_end_and_the_word_about_it_loses_neither(search,
 
 @contextmanager
 def killed_before_tell(monkeypatch: pytest.MonkeyPatch, number: int) -> Iterator[None]:
-    tell = Study.tell
+    tell = Search.tell
 
-    def killed(self: Study, trial: Any, *args: Any) -> None:
+    def killed(self: Search, trial: Any, *args: Any) -> None:
         if trial.number == number:
             raise Killed
         tell(self, trial, *args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Study, "tell", killed)
+        patched.setattr(Search, "tell", killed)
         yield
 
 
@@ -179,10 +179,10 @@ def test_trials_below_the_median_are_pruned_also_after_a_kill(search, monkeypatc
     result = start()
     assert [one.state for one in result.trials] == ["complete"] * 5 + ["pruned", "complete"]
     pruned, events = result.trials[5], events_of(result, 5)
-    assert (pruned.evaluations, pruned.value, result.best) == (3, None, 6)
+    assert (pruned.value, result.best) == (None, 6)
     assert RunDir(pruned.run_dir).checkpoints.committed() == []
     assert (events[-1]["step"], events[-1]["outcome"]) == (3, "done")
-    assert any("pruned after 3 evaluations: held-out AUC 0.5000 is worse than the median" in event.get("text", "")
+    assert any("pruned: held-out AUC is worse than the median" in event.get("text", "")
                for event in events)
 
 
@@ -198,7 +198,8 @@ def test_a_limit_stops_the_trial_under_way_which_a_larger_one_resumes(search, mo
         return auc_of(spec, steps)
 
     with monkeypatch.context() as clock:
-        result = search(TuneRequest(search=SEARCH, **{name: 60.0 if name == "minutes" else 2.0}), aucs=slow)
+        limits, sets = ({"minutes": 60.0}, ()) if name == "minutes" else ({}, ("place.budget_usd=2",))
+        result = search(TuneRequest(search=SEARCH, **limits), *sets, aucs=slow)
     assert result.stopped_by == name
     assert [one.state for one in result.trials] == ["complete", "unfinished"]
     assert result.usd == pytest.approx(2 / 3600 * result.seconds)
@@ -240,7 +241,7 @@ def test_another_search_of_the_same_name_is_refused(search):
 @pytest.mark.parametrize(("request_", "sets", "problem"), [
     (TuneRequest(trials=0), (), "--trials 0 is not a positive number"),
     (TuneRequest(minutes=math.nan), (), "--minutes nan"),
-    (TuneRequest(usd=3.0), (), "a budget of .3.00 cannot be enforced.*names no machine"),
+    (TuneRequest(), ("place.budget_usd=3",), "a budget of .3.00 cannot be enforced.*names no machine"),
     (TuneRequest(metric="ndcg_at_k"), (), "--metric ndcg_at_k is not measured of model.kind = \"dlrm\""),
     (TuneRequest(), ("data.num_eval_samples=0",), "on held-out samples, and the data has none"),
     (TuneRequest(), ("store.root=s3://bucket/runs",), "keeps its trials in a local directory"),

@@ -49,7 +49,7 @@ const extra = (detail) => ({
 function sentence(run) {
   const parts = [run.sentence];
   if (run.state === "killed" || run.state === "deleted") parts.push(`Last event at ${clock(run.last_s)}.`);
-  if (run.is_sampled) parts.push(`Shown from samples: ${(100 * run.share_read).toFixed(0)} % of its events are read.`);
+  if (run.share_read < 1) parts.push(`${(100 * run.share_read).toFixed(0)} % of its events are read.`);
   if (run.num_bad_lines)
     parts.push(`${count(run.num_bad_lines)} ${run.num_bad_lines === 1 ? "line" : "lines"} could not be read.`);
   return parts.filter(Boolean).join(" ");

@@ -24,7 +24,6 @@ from numpy.typing import NDArray
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.rows import Segment, reason_of
 from embark.data.prepare.text_stream import PAD_BYTES, LineChunk, line_chunks, line_segments
-from embark.errors import DataError
 from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 from embark.features.schema import Schema
@@ -57,8 +56,6 @@ class CriteoReader:
         decoder, line, text_bytes = SlabDecoder(), 0, 0
         slabs: list[RawRows] = []
         for chunk in line_chunks(self._inputs, segment, SLAB_BYTES):
-            if segment.index == 0 and chunk.position == 0:
-                _refuse_unlabelled(segment.file, chunk.text)
             slabs.append(self._rows(decoder.decode(chunk.text), chunk, line))
             line, text_bytes = line + slabs[-1].num_lines, text_bytes + len(chunk.text)
             if text_bytes >= chunk_bytes:
@@ -76,7 +73,6 @@ class CriteoReader:
             tuple(mask if has else None for mask, has in zip(slab.is_missing, has_missing, strict=True)),
             bad=tuple(BadRow(first_line + line, why) for line, why in bad[:MAX_QUOTED]),
             reasons=Counter(reason_of(why) for _, why in bad), num_lines=len(slab.line_starts),
-            read_bytes=chunk.read_bytes,
         )
 
 
@@ -106,14 +102,6 @@ def _number(field: bytes, form: re.Pattern[bytes], base: int, why: str, name: st
 def _shown(field: bytes) -> str:
     text = repr(field[:24])[1:]
     return text if len(field) <= 24 else f"{text}…"
-
-
-def _refuse_unlabelled(file: InputFile, text: Bytes) -> None:
-    head = text[PAD_BYTES : min(PAD_BYTES + 8192, len(text) - PAD_BYTES)].tobytes().split(b"\n")[:-1][:10]
-    if head and all(line.count(b"\t") == NUM_FIELDS - 2 for line in head):
-        raise DataError(f"{file.uri}: its lines have {NUM_FIELDS - 1} fields, one fewer than Criteo's {NUM_FIELDS}: "
-                        "it looks like Kaggle's test file, which has no label",
-                        fix="leave it out of data.prepare.input: rows without a label cannot be trained on")
 
 
 def _with_doubtful(slab: Slab, text: Bytes, names: tuple[str, ...]) -> tuple[Slab, list[tuple[int, str]]]:

@@ -31,6 +31,9 @@ from embark.spec.tasks import label_columns
 
 _MAX_NAME = 128
 _MAX_SHOWN = 12
+_NO_IDS = ("data.prepare.ignored_columns", "data.prepare.time_columns", "data.dense_columns",
+           "weights_column")
+"""Fields that name columns which are no ids."""
 
 
 def guess_schema(spec: RunSpec, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
@@ -39,7 +42,7 @@ def guess_schema(spec: RunSpec, inputs: Inputs, files: Sequence[InputFile]) -> S
     names = {*_labels(spec), *(name for _, name in _named_columns(spec))}
     sample, where = take_sample(spec.data.prepare, names, inputs, files), files[0].uri
     if sample.format == "criteo":
-        return _criteo(spec, sample)
+        return _criteo(spec, sample, where)
     _refuse_unknown(spec, sample, where)
     if not spec.model.tasks:
         _check_label(spec, sample, where)
@@ -74,28 +77,32 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
         [column for column in sample.columns if column.name not in _labels(spec)], lists)
     choice = _choose(spec, sample, tables, delimiter)
     if not choice.sparse:
-        reasons = "; ".join(f"{name} {choice.why[name]}" for name in columns if name in choice.why)
+        reasons = "; ".join(f"{name} {why}" for name, why in choice.why.items())
         raise DataError(f"{where}: no column was taken for ids, and a model needs one: {reasons}",
                         fix='name them: data.prepare.sparse_columns = ["…"]')
-    by_name, times = dict(choice.sparse), find_times(spec.data, sample.columns, where)
+    times = find_times(spec.data, sample.columns, where)
     choice.why |= {time.name: f"{choice.why[time.name]}; holds {MEANINGS[time.format]}" for time in times}
+    by_name = {name: _sparse(spec, name, judgement, tables.get(name)) for name, judgement in choice.sparse}
     made = {column.name: column for column in _sparse_of_times(times)}
-    order = [*(name for name in tables if name in by_name or name in made)] if tables else [*by_name, *made]
-    sparse = _with_tables(spec, [
-        _sparse(spec, name, by_name[name], tables.get(name)) if name in by_name else
-        replace(made[name], rows=tables[name].rows if tables else made[name].rows) for name in order], where)
+    by_name |= {name: replace(column, rows=tables[name].rows) if name in tables else column
+                for name, column in made.items()}
+    order = [name for name in tables if name in by_name] if tables else by_name
+    sparse = _with_tables(spec, [by_name[name] for name in order], where)
     _refuse_without_table(made.values(), sparse, where)
     _refuse_mixed(spec, sparse, where)
     sparse += tuple(SparseColumn.of_weights(table) for table in spec.model.tables if table.weights_column)
-    examples = {column.name: _examples(column) for column in sample.columns}
     schema = Schema(sample.format, _labels(spec)[0], tuple(spec.data.dense_columns) or tuple(choice.dense), sparse,
                     tuple(columns), tuple(choice.ignored), sample.delimiter, sample.has_header,
-                    spec.data.prepare.split_column, choice.why, examples, list_delimiter=delimiter, times=times,
-                    time_column=spec.data.time_column, is_split_by_time=spec.data.prepare.split == "time",
-                    labels=LabelColumn.of(spec.model.tasks))
-    num_dense = len(schema.dense_names)
+                    choice.why, _all_examples(sample), list_delimiter=delimiter, times=times,
+                    time_column=spec.data.time_column, labels=LabelColumn.of(spec.model.tasks),
+                    is_split_by_time=spec.data.prepare.split == "time")
+    return _check_dense(spec, schema, where)
+
+
+def _check_dense(spec: RunSpec, schema: Schema, where: str) -> Schema:
+    """Return the schema if it has as many dense columns as [model] says."""
+    num_dense, found = len(schema.dense_names), ", ".join(schema.dense_names) or "none"
     if "num_dense" in spec.model.model_fields_set and spec.model.num_dense != num_dense:
-        found = ", ".join(schema.dense_names) or "none"
         raise DataError(f"{where}: model.num_dense = {spec.model.num_dense}, and the dense columns are: {found}",
                         fix=f"set model.num_dense = {num_dense} or leave it out, or name them in data.dense_columns")
     return schema
@@ -151,54 +158,39 @@ def _refuse_mixed(spec: RunSpec, sparse: Sequence[SparseColumn], where: str) -> 
 
 
 def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimiter: str) -> _Choice:
-    data, prepare = spec.data, spec.data.prepare
+    data, prepare, choice = spec.data, spec.data.prepare, _Choice()
     is_sparse_given = bool(prepare.sparse_columns or tables)
     guesses_dense = not data.dense_columns and (
         not (is_sparse_given or prepare.list_columns)
         or ("num_dense" in spec.model.model_fields_set and spec.model.num_dense > 0)
     )
-    choice = _Choice()
+    not_taken = {
+        "dense": "not among data.dense_columns" if data.dense_columns else
+        "the spec names the sparse columns and no dense one",
+        "sparse": "not among " + ("model.tables" if tables else "data.prepare.sparse_columns"),
+    }
+    said = {name: f"is named in {field}" for field, name in _named_columns(spec) if field in _NO_IDS}
+    said |= dict.fromkeys(_labels(spec), "is the label")
     for column in sample.columns:
-        name, said = column.name, ""
-        guessed = judge(column, list_delimiter)
-        if spec.model.tasks and name in _labels(spec):
-            named = [task.name for task in spec.model.tasks if task.column == name]
-            said = f"is the label of {', '.join(named)}"
-        elif name == data.label and not spec.model.tasks:
-            above = prepare.label_above
-            said = "is data.label" + ("" if above is None else f", 1 where it is above {above:g}")
-        elif weighted := [table.name for table in spec.model.tables if table.weights_column == name]:
-            said = f"holds the weights of the ids of {', '.join(weighted)}"
-        elif prepare.split_column == name:
-            said = "is data.prepare.split_column"
-        elif name in data.dense_columns:
-            said = "is named in data.dense_columns"
-        elif name in prepare.time_columns:
-            said = "is named in data.prepare.time_columns"
-        elif name in prepare.ignored_columns:
-            choice.ignored.append(name)
-            said = "is named in data.prepare.ignored_columns"
+        name, guessed = column.name, judge(column, list_delimiter)
+        choice.why[name] = guessed.why
+        if name in said:
+            choice.why[name] = said[name]
+            choice.ignored += [name] if name in prepare.ignored_columns else []
         elif role := _named_role(spec, column, tables.get(name), list_delimiter):
             choice.sparse.append((name, role))
-            said = role.why
+            choice.why[name] = role.why
         elif name == data.time_column:
-            said = "is data.time_column"
-        if said:
-            choice.why[name] = said
-            continue
-        choice.why[name] = guessed.why
-        if guessed.role == "dense" and guesses_dense:
+            choice.why[name] = "is data.time_column"
+        elif guessed.role == "dense" and guesses_dense:
             choice.dense.append(name)
         elif guessed.role in ("sparse", "list") and not is_sparse_given:
             kind = "hex" if name in prepare.hex_columns else guessed.kind
-            choice.sparse.append((name, Judgement(guessed.role, guessed.why, kind)))
+            choice.sparse.append((name, replace(guessed, kind=kind)))
         else:
             choice.ignored.append(name)
-            if guessed.role == "dense":
-                choice.why[name] += ("; not among data.dense_columns" if data.dense_columns else
-                                     "; the spec names the sparse columns and no dense one")
-            elif guessed.role in ("sparse", "list"):
-                choice.why[name] += "; not among " + ("model.tables" if tables else "data.prepare.sparse_columns")
+            if guessed.role != "ignored":
+                choice.why[name] += f"; {not_taken['dense' if guessed.role == 'dense' else 'sparse']}"
     return choice
 
 
@@ -212,10 +204,9 @@ def _named_role(spec: RunSpec, column: Column, table: Table | None, list_delimit
         raise DataError(f"column {name!r} holds structures, which are not read", fix="write it as a list of values")
     delimiter = list_delimiter if is_list and column.type == "text" else ""
     kind = "hex" if name in prepare.hex_columns else kind_of(column, delimiter)
-    by = (f"is table {table.name} of [model]" if table is not None else
-          f"is named in data.prepare.{'list_columns' if name in prepare.list_columns else 'sparse_columns'}")
     # The file knows better than the spec, which says only that the column is sparse.
-    return Judgement("list" if is_list or column.type == "list" else "sparse", by, kind)
+    return Judgement("list" if is_list or column.type == "list" else "sparse",
+                     f"is table {table.name} of [model]" if table is not None else "is named in data.prepare", kind)
 
 
 def _is_list(table: Table) -> bool:
@@ -236,15 +227,21 @@ def _with_tables(spec: RunSpec, sparse: list[SparseColumn], where: str) -> tuple
         return tuple(sparse)
     if not spec.model.gives_tables:
         return tuple(_unique(sparse))
-    tables = spec.model.table_list()
+    return _like_tables(spec.model.table_list(), sparse, where)
+
+
+def _like_tables(
+    tables: Sequence[Table], sparse: Sequence[SparseColumn], where: str
+) -> tuple[SparseColumn, ...]:
+    """Give each column the rows of the table of its name, or, if not all have one, of the table in its position."""
+    if len(tables) != len(sparse):
+        names = ", ".join(column.source for column in sparse)
+        raise DataError(f"{where}: [model] has {len(tables)} tables, and {len(sparse)} columns were taken for ids: "
+                        f"{names}", fix=f"set model.num_tables = {len(sparse)}, or leave the tables out of [model], so "
+                        "that the data says them")
     by_name = {column.name: column for column in sparse}
     if all(table.name in by_name for table in tables):
         return tuple(replace(by_name[table.name], rows=table.rows) for table in tables)
-    if len(tables) != len(sparse):
-        names = ", ".join(column.source for column in sparse)
-        raise DataError(f"{where}: model.num_tables is {len(tables)}, and {len(sparse)} columns were taken for ids: "
-                        f"{names}", fix=f"set model.num_tables = {len(sparse)}, or leave num_tables and "
-                        "rows_per_table out of [model], so that the data says them")
     return tuple(_named_column(column, table.name, table.rows) for column, table in zip(sparse, tables, strict=True))
 
 
@@ -262,34 +259,24 @@ def _unique(sparse: Sequence[SparseColumn]) -> Iterator[SparseColumn]:
         yield _named_column(column, name, column.rows)
 
 
-def _criteo(spec: RunSpec, sample: Sample) -> Schema:
+def _criteo(spec: RunSpec, sample: Sample, where: str) -> Schema:
     dense, names = CRITEO_COLUMNS[1:14], CRITEO_COLUMNS[14:]
-    prepare = spec.data.prepare
-    if label_columns(spec.model.tasks) not in ((), ("label",)):
-        raise DataError("the input is Criteo's, which has one label, called label",
-                        fix='give one task with label = "label", or leave [[model.tasks]] out')
-    is_custom = spec.data.dense_columns not in ((), dense) or prepare.sparse_columns not in ((), names)
-    if is_custom or prepare.list_columns or prepare.ignored_columns or prepare.time_columns or spec.data.time_column:
-        raise DataError("the input is Criteo's, whose columns are all taken: int_0 to int_12 and cat_0 to cat_25",
-                        fix='leave the columns out of the spec; or set data.prepare.format = "csv", header = false '
-                            "and column_names to choose among them")
-    if "num_dense" in spec.model.model_fields_set and spec.model.num_dense != len(dense):
-        raise DataError(f"model.num_dense = {spec.model.num_dense}, and Criteo has {len(dense)}",
-                        fix=f"set model.num_dense = {len(dense)}, or leave it out")
-    tables = spec.model.table_list() if spec.model.gives_tables else ()
-    if tables and len(tables) != len(names):
-        raise DataError(f"[model] has {len(tables)} tables, and Criteo has {len(names)} sparse columns",
-                        fix=f"set model.num_tables = {len(names)}, or leave the tables out, so that the data says them")
-    by_name = {table.name: table for table in tables}
-    chosen = [by_name[n] for n in names] if set(by_name) == set(names) else list(tables)
-    sparse = tuple(
-        SparseColumn(table.name, "hex", rows=table.rows, column="" if table.name == name else name)
-        for name, table in zip(names, chosen, strict=True)
-    ) if chosen else tuple(SparseColumn(name, "hex") for name in names)
-    why = {"label": "is the first of Criteo's 40 fields", **dict.fromkeys(dense, "is one of Criteo's 13 integers"),
-           **dict.fromkeys(names, "is one of Criteo's 26 hexadecimal ids")}
-    examples = {column.name: _examples(column) for column in sample.columns}
-    return Schema("criteo", "label", dense, sparse, CRITEO_COLUMNS, why=why, examples=examples)
+    data, prepare = spec.data, spec.data.prepare
+    is_custom = (
+        data.dense_columns not in ((), dense) or prepare.sparse_columns not in ((), names)
+        or label_columns(spec.model.tasks) not in ((), ("label",))
+        or bool(prepare.list_columns or prepare.ignored_columns or prepare.time_columns or data.time_column))
+    if is_custom:
+        raise DataError(f"{where}: is Criteo's, whose columns are all taken: label, int_0 to int_12 and cat_0 to "
+                        "cat_25", fix='leave the columns out of the spec; or set data.prepare.format = "csv", header = '
+                                      "false and column_names to choose among them")
+    sparse = tuple(SparseColumn(name, "hex") for name in names)
+    if spec.model.gives_tables:
+        found = _like_tables(spec.model.table_list(), sparse, where)
+        sparse = tuple(sorted(found, key=lambda column: names.index(column.source)))
+    why = dict.fromkeys(CRITEO_COLUMNS, "is one of Criteo's 40 fields")
+    return _check_dense(spec, Schema("criteo", "label", dense, sparse, CRITEO_COLUMNS, why=why,
+                                     examples=_all_examples(sample)), where)
 
 
 def _named_columns(spec: RunSpec) -> Iterator[tuple[str, str]]:
@@ -299,7 +286,6 @@ def _named_columns(spec: RunSpec) -> Iterator[tuple[str, str]]:
         ("data.dense_columns", data.dense_columns), ("data.prepare.sparse_columns", prepare.sparse_columns),
         ("data.prepare.list_columns", prepare.list_columns), ("data.prepare.hex_columns", prepare.hex_columns),
         ("data.prepare.ignored_columns", prepare.ignored_columns),
-        ("data.prepare.split_column", (prepare.split_column,) if prepare.split_column else ()),
         ("data.prepare.time_columns", tuple(prepare.time_columns)),
         ("data.time_column", (data.time_column,) if data.time_column else ()),
         ("model.tables", tuple(table.name for table in spec.model.tables)),
@@ -332,29 +318,27 @@ def _check_label(spec: RunSpec, sample: Sample, where: str) -> None:
     if found is None:
         candidates = [column.name for column in sample.columns if is_zero_one(column)]
         which = "these hold 0 and 1: " + ", ".join(candidates) if candidates else "no column holds just 0 and 1"
-        lines = f"--set data.label={shlex.quote(candidates[0]) if candidates else 'COLUMN'}"
-        if not candidates:
-            lines += " --set data.prepare.label_above=3, for 1 where the column is larger"
+        named = f"data.label={shlex.quote(candidates[0])}" if candidates else \
+            "data.label=COLUMN --set data.prepare.label_above=3, for 1 where the column is larger"
         raise DataError(f"{where}: has no column {label!r}, which data.label names; {which}",
-                        fix=f"{_columns_fix(sample, list(columns))}; say which is the label, in the spec or with "
-                            f"{lines}")
+                        fix=f"{_columns_fix(sample, list(columns))}; say which is the label, in the spec or with --set "
+                            f"{named}")
     if above is None and not is_zero_one(found):
-        values, middle = sorted(set(found.cells)), ""
+        values = sorted(set(found.cells))
+        fix = "name a column of numbers in data.label"
         with suppress(ValueError):
-            numbers = sorted(map(float, values))
-            middle = f"{numbers[(len(numbers) - 1) // 2]:g}" if len(numbers) > 1 else ""
-        raise DataError(f"{where}: data.label is {label!r}, which holds {_some(values)} and not 0 and 1",
-                        fix="say what makes a 1, in the spec or with --set "
-                            f"data.prepare.label_above={middle}" if middle else
-                        "name a column of numbers in data.label")
+            middle = sorted(map(float, values))[(len(values) - 1) // 2]
+            fix = f"say what makes a 1, in the spec or with --set data.prepare.label_above={middle:g}"
+        raise DataError(f"{where}: data.label is {label!r}, which holds {_some(values)} and not 0 and 1", fix=fix)
 
 
 def _columns_fix(sample: Sample, columns: Sequence[str]) -> str:
-    has = f"the columns are: {_some(columns)}"
-    if sample.format == "csv" and not sample.has_header:
-        return (f"{has}; the file was taken to have no header: data.prepare.column_names names them, "
-                "data.prepare.header = true says that the first line does")
-    return has
+    no_header = "; if the first line does not name them, data.prepare.column_names does" if sample.has_header else ""
+    return f"the columns are: {_some(columns)}{no_header}"
+
+
+def _all_examples(sample: Sample) -> dict[str, str]:
+    return {column.name: _examples(column) for column in sample.columns}
 
 
 def _examples(column: Column) -> str:

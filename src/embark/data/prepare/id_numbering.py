@@ -20,10 +20,9 @@ from numpy.typing import NDArray
 
 from embark.data.workers import Report
 from embark.features.arrays import Array, Bytes, Int32s, Int64s, Mask
-from embark.features.encoding import hash_ids, look_up
+from embark.features.encoding import look_up
 from embark.features.layout import Rows
 from embark.features.rows import Keys
-from embark.spec.data import NewIds
 from embark.store.atomic_file import commit
 
 _SAMPLES_PER_PARTITION = 512
@@ -157,23 +156,19 @@ class _KnownKeys(RunKeys):
 
 @dataclass(frozen=True, slots=True)
 class KnownIds:
-    """A column's ids of an earlier preparation, which keep their rows, and what becomes of keys that have none."""
+    """A column's ids of an earlier preparation, which keep their rows."""
 
     keys: Path
     ids: Path
     num_rows: int  # Rows of the table.
-    new_ids: NewIds
 
     def as_run(self) -> RunKeys:
         keys = np.load(self.keys, mmap_mode="r")
         return _KnownKeys(self.keys, keys.offset, len(keys), keys.dtype)
 
-    def owned_rows(self) -> Mask:
-        """Return [rows]: which have an owner. Row 0 belongs to rare and missing values."""
-        is_owned = np.zeros(self.num_rows, np.bool_)
-        is_owned[np.load(self.ids, mmap_mode="r")] = True
-        is_owned[0] = True
-        return is_owned
+    def read_ids(self) -> Int32s:
+        ids: Int32s = np.load(self.ids, mmap_mode="r")
+        return ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,10 +176,8 @@ class Numbered:
     """The result of numbering a column."""
 
     num_distinct: int  # Values of the training rows.
-    num_known: int  # Ids that an earlier map gave and that keep their rows.
+    num_known: int  # Ids that an earlier map gave.
     num_new: int
-    num_evicted: int
-    changed_rows: Int64s  # Rows of the earlier table that a new id has now, rising.
     num_rows: int  # Up to the largest id.
 
 
@@ -195,39 +188,36 @@ def number_keys(
     """Number the keys: id 1 for the most frequent, ties by key; 0 for those seen fewer than `min_count` times and all
     that find no row below `max_rows`.
 
-    Ids that are `known` stay; new ones get free rows, the most frequent the lowest. To evict is to rank known and new
-    ids together by their counts in these runs, where of equals the known come first; what no longer finds a row loses
-    its own. `beside`: runs of other columns that share the ids; they count as much. At most about `max_entries` keys of
-    runs are in memory at once.
+    Ids that are `known` stay; new ones follow them. `beside`: runs of other columns that share the ids; they count as
+    much. At most about `max_entries` keys of runs are in memory at once.
     """
     every = [*runs, *beside, *([known.as_run()] if known else [])]
     bounds, dtype = _partitions(every, max_entries), every[0].dtype if every else np.dtype(np.uint64)
     parts = list(pairwise(bounds.T))
     counted, num_distinct = Path(f"{files.codes}.counted"), 0
-    by_count: tuple[Counter[int], Counter[int]] = Counter(), Counter()  # How many new and known values have each count.
+    known_ids: Int32s = known.read_ids() if known else np.empty(0, np.int32)
+    by_count: Counter[int] = Counter()  # How many new values have each count.
     with open(counted, "wb") as file:
         for lows, highs in parts:
             keys, counts = _count(every, lows, highs)
-            ids = _known_ids(known, keys, int(lows[-1]), int(highs[-1]))
+            ids = np.zeros(len(keys), np.int64)
+            if known:
+                low, high = int(lows[-1]), int(highs[-1])
+                ids[np.searchsorted(keys, every[-1].read_keys(low, high))] = known_ids[low:high]
             num_distinct += int((counts > 0).sum())
-            is_kept = (ids > 0) | (counts >= min_count if not known or known.new_ids in ("append", "evict") else False)
+            is_kept = (ids > 0) | (counts >= min_count)
             for array in (keys, counts, ids):
                 np.save(file, array[is_kept])
-            for level_counts, mask in zip(by_count, (is_kept & (ids == 0), ids > 0), strict=True):
-                levels, nums = np.unique(counts[mask], return_counts=True)
-                level_counts.update(dict(zip(levels.tolist(), nums.tolist(), strict=True)))
+            levels, nums = np.unique(counts[is_kept & (ids == 0)], return_counts=True)
+            by_count.update(dict(zip(levels.tolist(), nums.tolist(), strict=True)))
             report(int((highs - lows).sum()), 0, 0)
-    is_owned = known.owned_rows() if known else np.ones(1, np.bool_)
-    num_new = min(by_count[0].total(), max_rows - int(is_owned.sum()))
-    if known and known.new_ids == "evict":
-        num_new = _evict(counted, len(parts), by_count, max_rows - 1, is_owned)
-    num_known = int(is_owned.sum()) - 1
-    changed_rows = np.flatnonzero(~is_owned)[:num_new]
-    levels = np.array(sorted(by_count[0]), np.int64)
-    nums = np.array([by_count[0][count] for count in levels.tolist()], np.int64)
+    first_new = int(known_ids.max(initial=0)) + 1
+    num_known, num_new = len(known_ids), min(by_count.total(), max_rows - first_new)
+    levels = np.array(sorted(by_count), np.int64)
+    nums = np.array([by_count[count] for count in levels.tolist()], np.int64)
     next_ranks = nums.sum() - np.cumsum(nums)
     starts = np.cumsum([0] + [run.num_keys for run in runs])
-    num_kept, num_rows = num_known + num_new, len(is_owned) + num_new - len(changed_rows)
+    num_kept = num_known + num_new
     with (
         open(counted, "rb") as file, _npy(files.keys, dtype, num_kept) as keys_file,
         _npy(files.ids, np.dtype("<i4"), num_kept) as ids_file, open(f"{files.codes}.part", "wb") as codes_file,
@@ -235,58 +225,18 @@ def number_keys(
         for lows, highs in parts:
             keys, counts, ids = (np.load(file) for _ in range(3))
             is_new = ids == 0
-            ids[~is_owned[ids]] = 0
             ranks = _take_ranks(counts[is_new], levels, next_ranks)
-            rows = np.concatenate([changed_rows, [0]])[np.minimum(ranks, len(changed_rows))]
-            rows = np.where(ranks < len(changed_rows), rows, ranks - len(changed_rows) + len(is_owned))
-            ids[is_new] = np.where(ranks < num_new, rows, 0)
+            ids[is_new] = np.where(ranks < num_new, first_new + ranks, 0)
             keys_file.write(keys[ids > 0].data)
             ids_file.write(ids[ids > 0].astype("<i4").data)
             for run, start, low, high in zip(runs, starts, lows, highs, strict=False):
                 codes_file.seek(int(start + low) * 4)
-                wanted = run.read_keys(int(low), int(high))
-                found = look_up(wanted, keys, ids)
-                if known and known.new_ids == "hash":
-                    found = np.where(found > 0, found, hash_ids(wanted, None, known.num_rows, found.dtype))
-                codes_file.write(found.data)
+                codes_file.write(look_up(run.read_keys(int(low), int(high)), keys, ids).data)
             report(int((highs - lows).sum()), 0, 0)
         for written, path in ((keys_file, files.keys), (ids_file, files.ids), (codes_file, files.codes)):
             commit(written, path)
     counted.unlink()
-    return Numbered(num_distinct, num_known, num_new, by_count[1].total() - num_known, changed_rows, num_rows)
-
-
-def _known_ids(known: KnownIds | None, keys: Keys, low: int, high: int) -> Int64s:
-    """Return the ids of `keys` in an earlier map, of which `low` to `high` is the relevant part; 0 for new keys."""
-    ids = np.zeros(len(keys), np.int64)
-    if known:
-        ids[np.searchsorted(keys, known.as_run().read_keys(low, high))] = np.load(known.ids, mmap_mode="r")[low:high]
-    return ids
-
-
-def _evict(
-    counted: Path, num_parts: int, by_count: tuple[Counter[int], Counter[int]], max_kept: int,
-    is_owned: Mask,
-) -> int:
-    """Take the rows of the known values that are not among the `max_kept` most frequent; return how many new ones
-    are."""
-    new, known = by_count
-    num_new, left, threshold, num_at_threshold = 0, max_kept, -1, 0
-    for level in sorted({*new, *known}, reverse=True):
-        if left < new[level] + known[level]:
-            threshold, num_at_threshold = level, min(left, known[level])
-            num_new += left - num_at_threshold
-            break
-        left -= new[level] + known[level]
-        num_new += new[level]
-    with open(counted, "rb") as file:
-        for _ in range(num_parts):
-            _, counts, ids = (np.load(file) for _ in range(3))
-            at_threshold = np.flatnonzero((counts == threshold) & (ids > 0))
-            is_owned[ids[(counts < threshold) & (ids > 0)]] = False
-            is_owned[ids[at_threshold[num_at_threshold:]]] = False
-            num_at_threshold -= min(num_at_threshold, len(at_threshold))
-    return num_new
+    return Numbered(num_distinct, num_known, num_new, first_new + num_new)
 
 
 def read_codes(path: Path, starts: Sequence[int], counts: Sequence[int]) -> Iterator[Int32s]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -60,19 +62,18 @@ class Inputs:
             return self._find_remote(pattern)
         path = unquote(urlsplit(pattern).path) if pattern.startswith("file://") else pattern
         target = self._absolute(path)
-        if target.is_file():
-            return [self._file(path)]
+        found = [path]
         if target.is_dir():
-            found = [f"{path.rstrip('/')}/{name}"
-                     for name in _data_files(sorted(p.name for p in target.iterdir() if p.is_file()))]
+            found = _data_files(f"{path.rstrip('/')}/{p.name}" for p in sorted(target.iterdir()) if p.is_file())
             if not found:
                 raise DataError(f"{pattern}: the folder holds no data files", fix="name the files, or a glob of them")
-        else:
-            folder, rest = _split_glob(path)
-            found = sorted(name for name in self._walk(folder, rest) if _is_data(name)) if rest else []
-            if not found:
-                beside = folder + rest.split("/", 1)[0] if rest else path
-                raise _not_found(pattern, self._names_beside(beside), looked_in=str(self._absolute(beside).parent))
+        elif not target.is_file():
+            matched = glob.glob(os.path.expanduser(path), root_dir=self.root, recursive=True)
+            found = sorted(name for name in matched if _is_data(name) and self._absolute(name).is_file())
+        if not found:
+            beside = sorted(target.parent.iterdir()) if target.parent.is_dir() else []
+            folder = path[: path.rfind("/") + 1]
+            raise _not_found(pattern, [folder + p.name for p in beside], looked_in=str(target.parent))
         return [self._file(name) for name in found]
 
     def read(self, uri: str, start: int, num_bytes: int) -> bytes:
@@ -84,15 +85,11 @@ class Inputs:
                 self.sizes[uri] = store.size(path)
             return store.read_range(path, start, max(0, min(num_bytes, self.sizes[uri] - start)))
         try:
-            with open(self._absolute(uri), "rb", buffering=0) as file:
+            with open(self._absolute(uri), "rb") as file:
                 file.seek(start)
-                pieces = []
-                while num_bytes > 0 and (piece := file.read(num_bytes)):
-                    pieces.append(piece)
-                    num_bytes -= len(piece)
+                return file.read(num_bytes)
         except OSError as error:
             raise explain_data(error, uri) from error
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def local_path(self, uri: str) -> str | None:
         """Return where the file is on this machine, or None."""
@@ -104,8 +101,8 @@ class Inputs:
         parent = folder if rest else path.rpartition("/")[0]
         entries = {entry.path: entry for entry in self._store(bucket).list(parent.strip("/"))}
         if rest:
-            regex = _glob_regex(rest)
-            found = [p for p in entries if regex.fullmatch(p.removeprefix(folder)) and _is_data(p)]
+            found = [p for p in entries if matches_glob(p.removeprefix(folder).split("/"), rest.split("/"))
+                     and _is_data(p)]
         elif path in entries:
             found = [path]
         else:
@@ -133,28 +130,8 @@ class Inputs:
             raise explain_data(error, path) from error
         return InputFile(path, found.st_size, changed=str(found.st_mtime_ns))
 
-    def _walk(self, folder: str, rest: str) -> list[str]:
-        """Find the files below `folder` that the glob `rest` matches."""
-        regex, depth = _glob_regex(rest), None if "**" in rest else rest.count("/")
-        found = []
-        top = self._absolute(folder or ".")
-        for where, folders, names in os.walk(top, followlinks=True):
-            inside = Path(where).relative_to(top).parts
-            folders[:] = [] if depth is not None and len(inside) >= depth else sorted(folders)
-            found += [folder + name for name in ("/".join((*inside, n)) for n in names) if regex.fullmatch(name)]
-        return found
-
-    def _names_beside(self, path: str) -> list[str]:
-        parent = self._absolute(path).parent
-        head = path[: path.rfind("/") + 1]
-        return sorted(head + p.name for p in parent.iterdir()) if parent.is_dir() else []
-
-    def __getstate__(self) -> tuple[Any, ...]:
-        return self.root, self.sizes
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        self.root, self.sizes = state
-        self._stores = {}
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Inputs, (self.root, self.sizes)
 
 
 def _is_remote(uri: str) -> bool:
@@ -180,20 +157,13 @@ def _split_glob(path: str) -> tuple[str, str]:
     return path[:cut], path[cut:]
 
 
-def _glob_regex(glob: str) -> re.Pattern[str]:
-    """Translate a glob: `*` and `?` stay within a folder, `**/` crosses any number of them, `[…]` is one character."""
-    regex, at = "", 0
-    while at < len(glob):
-        if glob.startswith("**/", at):
-            regex, at = regex + "(?:[^/]+/)*", at + 3
-        elif glob.startswith("**", at):
-            regex, at = regex + ".*", at + 2
-        elif glob[at] == "[" and (end := glob.find("]", at + 2)) > 0:
-            inside = glob[at + 1 : end].replace("\\", "\\\\")
-            regex, at = regex + "[" + ("^" + inside[1:] if inside[0] == "!" else inside) + "]", end + 1
-        else:
-            regex, at = regex + {"*": "[^/]*", "?": "[^/]"}.get(glob[at], re.escape(glob[at])), at + 1
-    return re.compile(regex, re.DOTALL)
+def matches_glob(parts: Sequence[str], glob: Sequence[str]) -> bool:
+    """Return whether the parts of a path match those of a glob, of which `**` is any number of folders."""
+    if not glob:
+        return not parts
+    if glob[0] == "**":
+        return any(matches_glob(parts[i:], glob[1:]) for i in range(len(parts) + 1))
+    return bool(parts) and fnmatchcase(parts[0], glob[0]) and matches_glob(parts[1:], glob[1:])
 
 
 def _data_files(names: Iterable[str]) -> list[str]:

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
 from embark.data.prepare.rows import BadRows, SegmentCounts
-from embark.data.prepare.sampling import take_sample
+from embark.data.prepare.sampling import Sample, take_sample
 from embark.data.prepare.tasks import open_reader
 from embark.data.prepared import Manifest, PartWriter, Split
 from embark.data.prepared.cache import local_folder
@@ -22,7 +22,7 @@ from embark.features.arrays import Array
 from embark.features.encoding import IdMap, RowEncoder, dense_transform
 from embark.features.layout import REPAIR, Feature
 from embark.features.schema import Schema
-from embark.spec.data import PrepareSpec
+from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
 from embark.store import open_store
 from embark.store.object_store import normalize_path
 
@@ -48,7 +48,8 @@ class PreparedWith:
             return None
         try:
             schema = _SCHEMA.validate_python(settings["schema"])
-            said = {key: value for key, value in settings["prepare"].items() if key not in ("ids", "format")}
+            said = {key: value for key, value in settings["prepare"].items()
+                    if key not in ("ids", "format", *REMOVED_OPTIONS)}
             prepare = PrepareSpec.model_validate(said)
         except (ValidationError, KeyError, AttributeError) as error:
             raise DataError(f"{path}: its manifest does not say how the data was prepared ({error})",
@@ -117,18 +118,15 @@ def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manife
 
 def schema_in(known: Schema, prepare: PrepareSpec, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
     """Return the roles of the columns as they were, in the format that these files have."""
-    wanted = {known.label, *(label.name for label in known.labels), *known.dense,
-              *(column.source for column in known.sparse), *(time.name for time in known.times)} - {""}
     if known.format == "csv" and known.columns and not known.has_header and not prepare.delimiter:
         prepare = prepare.model_copy(update={"delimiter": known.delimiter})
-    sample = take_sample(prepare, wanted, inputs, files)
+    return fit_schema(known, take_sample(prepare, known.needed, inputs, files), files[0].uri)
+
+
+def fit_schema(known: Schema, sample: Sample, where: str, names: Sequence[str] = ()) -> Schema:
+    """Return the roles of the columns in the format of `sample`; it must have the columns `names` too."""
     columns = tuple(column.name for column in sample.columns)
-    if known.label and known.label not in columns:
-        raise DataError(f"{files[0].uri}: has no column {known.label!r}, the label of the data that the run was "
-                        "trained on; without labels nothing can be evaluated",
-                        fix=f"{nearest(known.label, columns)} Add the column, or rename the one that holds the label")
-    if lacking := sorted(wanted.difference(columns)):
-        raise DataError(f"{files[0].uri}: has no column " + ", ".join(map(repr, lacking)) + ", which the model takes",
-                        fix=nearest(lacking[0], columns))
+    if lacking := [name for name in (*known.needed, *names) if name not in columns]:
+        raise DataError(f"{where}: has no column " + ", ".join(map(repr, lacking)), fix=nearest(lacking[0], columns))
     return replace(known, format=sample.format, delimiter=sample.delimiter, has_header=sample.has_header,
                    columns=columns)

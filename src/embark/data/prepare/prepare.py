@@ -17,7 +17,7 @@ from embark.data.prepare.budget import Budget, plan_budget
 from embark.data.prepare.earlier_ids import EarlierIds, open_earlier
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
-from embark.data.prepare.rows import BadRows, should_give_up
+from embark.data.prepare.rows import BadRows
 from embark.data.prepare.splits import (
     check_splits,
     describe_time_split,
@@ -32,7 +32,6 @@ from embark.data.prepared.manifest import (
     MANIFEST,
     SHARED,
     SPLITS,
-    STATISTICS,
     TIME_SPLIT,
     Manifest,
     Part,
@@ -45,12 +44,11 @@ from embark.features.encoding import IdMethod, dense_transform, id_methods
 from embark.features.layout import Layout
 from embark.features.schema import TIME_ROWS, Schema
 from embark.spec.run import RunSpec
+from embark.store import write_atomic
 
 SEGMENT_BYTES = 96 << 20
 MIN_SEGMENT_BYTES = 8 << 20
 SMALL_BYTES = 16 << 20  # Input that is prepared before another process has started.
-NEW_IDS = {"append": "new values get new rows", "evict": "new values take the rows of rarer ones",
-           "hash": "new values by hash, modulo the table's rows", "unknown": "new values are id 0"}
 _REVISION = 3  # Version of how rows are made of the input; a journal of another one is of no use.
 Record = dict[str, Any]
 
@@ -112,14 +110,13 @@ def preview(spec: RunSpec) -> Preview:
         "fraction": f"random: {spec.data.eval_fraction:g} to validation, {prepare.test_fraction:g} to test",
         "file": f"by file: {', '.join(prepare.validation_files)} to validation, "
                 f"{', '.join(prepare.test_files) or 'none'} to test",
-        "column": f"by column {prepare.split_column}",
         "time": describe_time_split(spec.data),
     }[prepare.split]
     rare = f" or seen fewer than {prepare.min_count} times" if prepare.min_count > 1 else ""
     ids = {"hash": "by hash, modulo the table's rows",
            "frequency": f"by frequency: 0 for what is missing{rare}, then by descending count"}
     if earlier:
-        ids["frequency"] = f"as in {earlier.path}; {NEW_IDS[earlier.new_ids]}"
+        ids["frequency"] = f"as in {earlier.path}; new values get new rows"
     return Preview(schema, schema.to_toml(prepare), files, splits,
                    "; ".join(ids[method] for method in dict.fromkeys(
                        method for method, column in zip(methods, schema.sparse, strict=True)
@@ -160,7 +157,6 @@ def prepare(
 
     An interrupted call is resumed. A folder that is complete already is left as it is. `fresh` starts over.
     """
-    check_files(files)
     check_splits(spec.data, files)
     began_s, input_bytes = time.monotonic(), sum(file.size_bytes for file in files)
     methods = _methods(spec, schema, earlier)
@@ -185,13 +181,6 @@ def prepare(
                          id_map_from=earlier.path if earlier else "")
 
 
-def check_files(files: Sequence[InputFile]) -> None:
-    """Refuse empty files."""
-    for file in files:
-        if not file.size_bytes:
-            raise DataError(f"{file.uri}: the file is empty", fix="leave it out of data.prepare.input, or get it again")
-
-
 def settings_of(
     spec: RunSpec, schema: Schema, files: Sequence[InputFile], out: Path, earlier: EarlierIds | None = None
 ) -> dict[str, Any]:
@@ -199,7 +188,7 @@ def settings_of(
     time."""
     prepare = spec.data.prepare
     options = prepare.model_dump(mode="json", exclude={"input", "format", "memory_gb", "num_workers", "max_bad_share",
-                                                       "id_map_from", "new_ids"})
+                                                       "id_map_from"})
     roles = {key: value for key, value in asdict(schema).items()
              if key not in ("why", "examples") and (key != "labels" or value)}
     roles["sparse"] = [{key: value for key, value in column.items() if key != "weights_of" or value}
@@ -228,7 +217,6 @@ class _Run:
         self.work, self.files, self.journal, self.progress = work, files, journal, progress
         total_bytes = sum(file.size_bytes for file in files)
         self.num_workers = 0 if total_bytes <= SMALL_BYTES else work.budget.num_workers
-        self._max_bad_share = work.spec.data.prepare.max_bad_share
 
     def prepare(self, settings: dict[str, Any]) -> Manifest:
         """Do everything, the manifest last."""
@@ -238,7 +226,7 @@ class _Run:
             starts = self._split_starts(pool, tasks)
             records = self._do(pool, "reading", [replace(task, split_starts=starts) for task in tasks])
             bad = BadRows.collect(self.files, self._by_file(tasks, records))
-            bad.check(self._max_bad_share)
+            bad.check(self.work.spec.data.prepare.max_bad_share)
             if not bad.num_rows:
                 raise DataError(f"{self.files[0].uri}: has no rows" if len(self.files) == 1 else "no file has any rows",
                                 fix="data.prepare.input must name a file with at least one row")
@@ -259,10 +247,8 @@ class _Run:
         )
         if not manifest.num_rows("train"):
             raise DataError("no row of the input is for training", fix="check data.prepare.split and what it needs")
-        from embark.data.statistics import write_manifest
-
-        return write_manifest(self.work.out, manifest, memory_bytes=self.work.budget.memory_bytes,
-                              num_workers=max(1, self.num_workers), progress=self.progress)
+        write_atomic(self.work.out / MANIFEST, manifest.to_text())
+        return manifest
 
     def _segment_tasks(self, segment_bytes: int) -> list[Task]:
         reader = self.work.reader()
@@ -292,17 +278,12 @@ class _Run:
         records = {task.name: record for task in tasks if (record := self.journal.read(task.record)) is not None}
         missing = [task for task in tasks if task.name not in records]
         total = sum(task.weight for task in tasks)
-        is_reading = stage == "reading"
-        if is_reading:
+        if stage == "reading":
             self.progress.num_rows = sum(record["rows"] for record in records.values())
             self.progress.num_bad = sum(record["bad"] for record in records.values())
         self.progress.begin(stage, total, total - sum(task.weight for task in missing))
         for task, record in pool.run(missing, self.progress.advance):
             records[task.name] = record
-            if is_reading and should_give_up(self.progress.num_rows, self.progress.num_bad, self._max_bad_share):
-                done = [task for task in tasks if task.name in records]
-                by_file = self._by_file(done, [records[task.name] for task in done])
-                BadRows.collect(self.files, by_file).check(self._max_bad_share)
         return [records[task.name] for task in tasks]
 
     def _by_file(self, tasks: Sequence[Task], records: Sequence[Record]) -> list[list[Record]]:
@@ -362,7 +343,6 @@ def _without_files(settings: dict[str, Any]) -> dict[str, Any]:
 def _remove(out: Path) -> None:
     """Remove what an earlier call wrote, the manifest first, and nothing else in the folder."""
     (out / MANIFEST).unlink(missing_ok=True)
-    (out / STATISTICS).unlink(missing_ok=True)
     for name in (*SPLITS, IDS):
         shutil.rmtree(out / name, ignore_errors=True)
     for path in (out / PREPARING).iterdir():

@@ -4,9 +4,7 @@ import embark.features.arrow  # noqa: F401 - says so if pyarrow is missing
 
 # isort: split
 import io
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
 from typing import Any
@@ -23,6 +21,7 @@ from embark.data.prepare.rows import Segment
 from embark.data.prepare.sampling import Column, refuse_twins
 from embark.data.prepare.text_stream import (
     BOM,
+    MAX_ROW_BYTES,
     RowBlock,
     TextStream,
     UnterminatedRow,
@@ -35,7 +34,7 @@ from embark.data.prepare.text_stream import (
 )
 from embark.errors import DataError, EmbarkError, nearest
 from embark.features.arrow.cells import is_list, is_text, normalize_array
-from embark.features.arrow.row_parser import Location, RowParser, json_column
+from embark.features.arrow.row_parser import Location, RowParser, json_array, json_column
 from embark.features.rows import BadRow, RawRows
 from embark.features.schema import Schema
 from embark.features.values import json_object
@@ -44,24 +43,28 @@ from embark.store.errors import explain_data
 
 _SCAN_BYTES = 8 << 20
 _HEADER_BYTES = 1 << 20
-_STAND_INS = (b"\x1f", b"\x1e", b"\x1d", b"\x1c", b"\x02", b"\x01")
-"""Characters that text does not have: one of them takes the place of a delimiter of several."""
+_STAND_IN = b"\x1f"  # Takes the place of a delimiter of several characters; text does not have it.
 _MAX_CHUNK_BYTES = 1 << 30
 _MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 1_024, 1 << 20
 _READ_BYTES = 1 << 20  # Bytes of a column that are read at a time.
-_JSON_DELIMITER = "\0\0"  # A line of JSON has none, and several characters know no quotes.
+_Parsed = tuple[Callable[[str], Any], int, dict[int, str]]
 
 
-class CsvReader:
-    """Reads delimited text, plain or gzip."""
+class _ArrowReader:
+    """Reads files of which pyarrow makes columns."""
 
     def __init__(
         self, schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None
     ) -> None:
         self._schema, self._inputs = schema, inputs
         self._parser = parser or RowParser(schema, prepare)
-        self._delimiter = schema.delimiter.encode()
-        self._has_quotes = len(self._delimiter) == 1  # A delimiter of several characters knows no quotes.
+        # JSON has no delimiter. One of several characters knows no quotes.
+        self._delimiter = b"\0\0" if schema.format == "jsonl" else schema.delimiter.encode()
+        self._has_quotes = len(self._delimiter) == 1
+
+
+class CsvReader(_ArrowReader):
+    """Reads delimited text, plain or gzip."""
 
     def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
         """Cut a file between rows into pieces of about that size. Gzip cannot be entered in the middle, and to look
@@ -82,61 +85,45 @@ class CsvReader:
             columns, has_header = self._columns_of(file)
         stream = TextStream(self._inputs, file, segment.start, segment.stop, min(chunk_bytes, _MAX_CHUNK_BYTES))
         pieces, first_byte = _without_bom(stream.pieces) if segment.start == 0 else (stream.pieces, segment.start)
-        is_header_next = has_header and segment.start == 0
-        for cut, num_lines, new_bytes in self._blocks(stream, pieces, first_byte):
+        is_header_next, line, none = has_header and segment.start == 0, 0, np.zeros(0, np.int64)
+        for cut in split_rows(pieces, self._delimiter, has_quotes=self._has_quotes, first_byte=first_byte):
+            num_lines, line = cut.stop_line - line, cut.stop_line
             if isinstance(cut, UnterminatedRow):
                 if is_header_next:
                     raise DataError(f"{file.uri}: the header cannot be read: {cut.why}",
                                     fix="repair its first line, or set data.prepare.header = false")
-                yield self._unterminated(cut, num_lines, new_bytes, file)
+                location = Location(none, none, num_lines, [BadRow(cut.line, cut.why)])
+                yield self._parser.parse(partial(json_column, []), location, file.uri)
                 continue
             text, rows = cut.text, np.flatnonzero(~cut.is_blank)
             if is_header_next and len(rows):
                 behind = int(cut.starts[rows[0] + 1] - cut.starts[0]) if rows[0] + 1 < len(cut.starts) else len(text)
                 text, rows, is_header_next = text[behind:], rows[1:], False
-            table, wrong = self._parse(text, columns, file)
-            bad = [BadRow(int(cut.lines[rows[number]]), f"its fields are {fields} instead of {len(columns)}")
-                   for number, fields in wrong.items()]
+            column, num_rows, wrong = self._parse(text, columns, file)
+            bad = [BadRow(int(cut.lines[rows[number]]), why) for number, why in wrong.items()]
             rows = np.delete(rows, list(wrong))
-            if table.num_rows != len(rows):
+            if num_rows != len(rows):
                 raise DataError(f"{file.uri}: {len(rows)} rows were counted from byte {cut.starts[0]:,} on, "
-                                f"and {table.num_rows} read", fix="say so to the authors of Embark, with the lines")
-            location = Location(cut.lines[rows], cut.starts[rows], num_lines, new_bytes, bad)
-            yield self._parser.parse(table.column, location, file.uri)
+                                f"and {num_rows} read", fix="say so to the authors of Embark, with the lines")
+            location = Location(cut.lines[rows], cut.starts[rows], num_lines, bad)
+            yield self._parser.parse(column, location, file.uri)
 
-    def _blocks(
-        self, stream: TextStream, pieces: Iterator[bytes], first_byte: int
-    ) -> Iterator[tuple[RowBlock | UnterminatedRow, int, int]]:
-        """Yield complete rows, how many lines they take, and how many bytes of the file."""
-        line = read_bytes = 0
-        for block in split_rows(pieces, self._delimiter, has_quotes=self._has_quotes, first_byte=first_byte):
-            now_bytes = stream.tell()
-            yield block, block.stop_line - line, now_bytes - read_bytes
-            line, read_bytes = block.stop_line, now_bytes
-
-    def _unterminated(self, row: UnterminatedRow, num_lines: int, read_bytes: int, file: InputFile) -> RawRows:
-        none = np.zeros(0, np.int64)
-        location = Location(none, none, num_lines, read_bytes, [BadRow(row.line, row.why)])
-        return self._parser.parse(partial(json_column, []), location, file.uri)
-
-    def _parse(self, text: bytes, columns: Sequence[str], file: InputFile) -> tuple[Any, dict[int, int]]:
-        """Return the wanted columns as bytes. Rows with a wrong number of fields are left out; that number is returned
-        by their position among the rows that are not empty lines."""
+    def _parse(self, text: bytes, columns: Sequence[str], file: InputFile) -> _Parsed:
+        """Return the wanted columns as bytes, by name, and the number of rows. Malformed rows are left out; why is
+        returned by their position among the rows that are not empty lines."""
         delimiter = self._delimiter
         if len(delimiter) > 1:
-            _refuse_quotes(text, delimiter, file)
-            stand_in = next((c for c in _STAND_INS if c not in text), None)
-            if stand_in is None:
-                raise DataError(f"{file.uri}: is not text: it has control characters of every kind",
-                                fix="data.prepare.input names text files only")
-            text, delimiter = text.replace(delimiter, stand_in), stand_in
+            text, delimiter = text.replace(_STAND_IN, b"").replace(delimiter, _STAND_IN), _STAND_IN
+        wrong: dict[int, str] = {}
         try:
-            return self._table(text, delimiter, columns), {}
-        except pa.ArrowInvalid:
-            # pyarrow could leave them out itself, except those that are not UTF-8.
-            text, wrong = drop_malformed_rows(text, delimiter, len(columns), has_quotes=self._has_quotes)
-        try:
-            return self._table(text, delimiter, columns), wrong
+            try:
+                table = self._table(text, delimiter, columns)
+            except pa.ArrowInvalid:
+                # pyarrow could leave them out itself, except those that are not UTF-8.
+                text, fields = drop_malformed_rows(text, delimiter, len(columns), has_quotes=self._has_quotes)
+                wrong = {row: f"its fields are {num} instead of {len(columns)}" for row, num in fields.items()}
+                table = self._table(text, delimiter, columns)
+            return table.column, table.num_rows, wrong
         except pa.ArrowInvalid as error:
             raise DataError(f"{file.uri}: is not delimited text that can be read: {error}",
                             fix="check data.prepare.delimiter, and that the file is UTF-8 text") from error
@@ -181,18 +168,12 @@ class CsvReader:
 
     def _cuts(self, file: InputFile, segment_bytes: int) -> list[int]:
         """Cut behind the first line end from each multiple of `segment_bytes` on."""
-        cuts: list[int] = []
+        cuts = []
         for target in range(segment_bytes, file.size_bytes, segment_bytes):
-            at = max(target, cuts[-1] if cuts else 0)
-            while at < file.size_bytes:
-                some = self._inputs.read(file.uri, at, 1 << 16)
-                end = some.find(b"\n")
-                at += len(some) if end < 0 else end + 1
-                if end >= 0 or not some:
-                    break
-            if at < file.size_bytes and at > (cuts[-1] if cuts else 0):
-                cuts.append(at)
-        return cuts
+            end = self._inputs.read(file.uri, target, MAX_ROW_BYTES).find(b"\n")
+            if end >= 0:
+                cuts.append(target + end + 1)
+        return [cut for cut in dict.fromkeys(cuts) if cut < file.size_bytes]
 
     def _cuts_by_quotes(self, file: InputFile, segment_bytes: int) -> list[int]:
         """Cut where a line end may be within quotes, which takes reading from the start."""
@@ -225,23 +206,8 @@ def _without_bom(pieces: Iterator[bytes]) -> tuple[Iterator[bytes], int]:
     return rest(), len(BOM) if has_bom else 0
 
 
-def _refuse_quotes(text: bytes, delimiter: bytes, file: InputFile) -> None:
-    if b'"' not in text:
-        return
-    mark = re.escape(delimiter)
-    if re.search(rb'(?:\A|\n|' + mark + rb')"[^"\n]*"(?:' + mark + rb'|\r?\n|\Z)', text):
-        raise DataError(f"{file.uri}: has fields in quotes between delimiters of {len(delimiter)} characters",
-                        fix="write the file with a delimiter of one character, or without the quotes")
-
-
-class ParquetReader:
+class ParquetReader(_ArrowReader):
     """Reads Parquet files, NVTabular's and Spark's among them."""
-
-    def __init__(
-        self, schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None
-    ) -> None:
-        self._schema, self._inputs = schema, inputs
-        self._parser = parser or RowParser(schema, prepare)
 
     def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
         """Cut a file between row groups into pieces of about that size."""
@@ -272,13 +238,11 @@ class ParquetReader:
                 batch_rows = self._batch_rows(metadata, groups, chunk_bytes)
             except UnicodeDecodeError as error:  # of the name of a column
                 raise _broken(file, error) from error
-            stored = sum(_stored_bytes(metadata.row_group(i)) for i in groups)
-            bytes_per_row = stored / max(1, sum(metadata.row_group(i).num_rows for i in groups))
             try:
                 for batch in parquet.iter_batches(batch_rows, list(groups), self._parser.columns, use_threads=False):
                     num_rows = batch.num_rows
                     lines = np.arange(line, line + num_rows)
-                    location = Location(lines, lines + position, num_rows, int(bytes_per_row * num_rows))
+                    location = Location(lines, lines + position, num_rows)
                     yield self._parser.parse(batch.column, location, file.uri)
                     line += num_rows
             except (pa.ArrowException, OSError) as error:
@@ -300,8 +264,8 @@ class ParquetReader:
 
 def sample_parquet(
     inputs: Inputs, file: InputFile, max_rows: int, missing: Collection[str]
-) -> tuple[tuple[Column, ...], int]:
-    """Return the columns of the first rows, and how many rows these are."""
+) -> tuple[Column, ...]:
+    """Return the columns of the first rows."""
     with open_parquet(inputs, file) as parquet:
         names = parquet.schema_arrow.names
         refuse_twins(file, names)
@@ -311,8 +275,16 @@ def sample_parquet(
             raise _broken(file, error) from error
     if batch is None or not batch.num_rows:
         raise DataError(f"{file.uri}: has columns, but no rows", fix="add at least one row below its header")
-    columns = (_sampled(name, normalize_array(batch.column(i)), missing) for i, name in enumerate(names))
-    return tuple(columns), batch.num_rows
+    return tuple(_sampled(name, normalize_array(batch.column(i)), missing) for i, name in enumerate(names))
+
+
+def sample_values(name: str, values: Sequence[Any], missing: Collection[str]) -> Column:
+    """Return a column of JSON values."""
+    try:
+        array = pa.array(values)
+    except (pa.ArrowException, OverflowError):  # of several types
+        array = json_array(values)
+    return _sampled(name, array, missing)
 
 
 def _sampled(name: str, array: Any, missing: Collection[str]) -> Column:
@@ -389,33 +361,11 @@ class _Ranges(io.RawIOBase):
 
 
 class JsonLinesReader(CsvReader):
-    """Reads JSON Lines, plain or gzip; cut into segments as other text is. Numbers are read as the text they stand
-    for."""
+    """Reads JSON Lines, plain or gzip; cut into rows as other text is. Numbers are read as the text they stand for, and
+    a key that a line lacks is a missing value."""
 
-    def __init__(
-        self, schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None
-    ) -> None:
-        super().__init__(replace(schema, delimiter=_JSON_DELIMITER, has_header=False), prepare, inputs, parser)
-
-    def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
-        """Yield the segment's rows in order. A key that a line lacks is a missing value."""
-        stream = TextStream(self._inputs, segment.file, segment.start, segment.stop, chunk_bytes)
-        for block, num_lines, new_bytes in self._blocks(stream, stream.pieces, segment.start):
-            if isinstance(block, UnterminatedRow):
-                yield self._unterminated(block, num_lines, new_bytes, segment.file)
-                continue
-            found: list[Mapping[str, Any]] = []
-            kept: list[int] = []
-            bad = []
-            ends = [*(block.starts[1:] - block.starts[0]), len(block.text)]
-            for row in np.flatnonzero(~block.is_blank):
-                text = block.text[block.starts[row] - block.starts[0] : ends[row]].removeprefix(BOM)
-                value = json_object(text)
-                if value is None:
-                    bad.append(BadRow(int(block.lines[row]), "is not a JSON object"))
-                else:
-                    found.append(value)
-                    kept.append(int(row))
-            location = Location(block.lines[kept], block.starts[kept], num_lines, new_bytes, bad)
-            cells = partial(json_column, found, split=self._parser.split_cell)
-            yield self._parser.parse(cells, location, segment.file.uri)
+    def _parse(self, text: bytes, columns: Sequence[str], file: InputFile) -> _Parsed:
+        values = [json_object(line) for line in text.splitlines() if line]
+        wrong = {row: "is not a JSON object" for row, value in enumerate(values) if value is None}
+        found = [value for value in values if value is not None]
+        return partial(json_column, found, split=self._parser.split_cell), len(found), wrong

@@ -5,15 +5,25 @@ from __future__ import annotations
 import re
 import shlex
 import statistics
+import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.text_stream import BOM, fields_of, head, header_names, is_gzip
 from embark.errors import DataError
-from embark.features.values import INTEGER, ISO_PATTERNS, MEANINGS, NUMBER, json_cell, json_object, time_formats
+from embark.features.values import (
+    INTEGER,
+    ISO_PATTERNS,
+    MEANINGS,
+    NUMBER,
+    TimeFormat,
+    json_object,
+    time_formats,
+)
 from embark.spec.data import PrepareSpec
 
 Format = Literal["criteo", "csv", "jsonl", "parquet"]
@@ -34,24 +44,15 @@ _NOT_TEXT = {
 _INTEGER = re.compile(INTEGER)
 _NUMBER = re.compile(f"{NUMBER}|[+-]?inf(inity)?|nan", re.IGNORECASE)
 _HEX_ID = re.compile(r"[0-9a-fA-F]{8}")
-_NAME = re.compile(r"[A-Za-z_][\w .:/()-]*")
+_CRITEO_LINE = re.compile(r"[01](\t(-?[0-9]+)?){13}(\t([0-9a-fA-F]{8})?){26}")
 _FEW = 50  # With no more distinct numbers than this, they rather name groups than measure amounts.
 _MANY_ROWS = 100  # From this number of rows on, it is significant that no value repeats.
 _LIST_SHARE = 0.05
 _SKEW = 0.1
 _DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
 USE_TIME = "data.prepare.time_columns makes features of it, data.time_column splits by it"
-_TIME_WORDS = {"time", "timestamp", "date", "datetime", "ts", "created", "updated", "unix"}
-_ID_WORDS = {
-    "id", "ids", "uid", "user", "item", "movie", "product", "ad", "campaign", "device", "site", "app", "cat",
-    "category", "code", "zip", "zipcode", "postcode", "hash", "key", "idx", "index", "type", "class", "group", "region",
-    "city", "country", "brand", "store", "shop", "channel", "genre", "hour", "weekday", "month", "session", "query",
-}
-_AMOUNT_WORDS = {
-    "count", "counts", "num", "number", "price", "amount", "age", "score", "qty", "quantity", "duration", "length",
-    "total", "sum", "clicks", "views", "rate", "ratio", "avg", "mean", "max", "min", "size", "weight", "height",
-    "width", "distance", "income", "cost", "salary", "revenue", "seconds", "minutes", "days", "balance", "rating",
-}
+_WORDS: dict[str, list[str]] = tomllib.loads(
+    Path(__file__).with_name("column_words.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +77,6 @@ class Sample:
 
     format: Format
     columns: tuple[Column, ...]
-    num_rows: int
     delimiter: str = ""
     has_header: bool = False
 
@@ -84,45 +84,40 @@ class Sample:
 def take_sample(
     prepare: PrepareSpec, known_names: Collection[str], inputs: Inputs, files: Sequence[InputFile]
 ) -> Sample:
-    """Take some rows from the start of the first file, and from the middle and the end of the input. Where the first
-    line has one of `known_names`, the names that the spec uses, it is a header."""
+    """Take some rows from the start of the first file, and from the middle and the end of the input. A
+    delimiter that cuts the header into `known_names`, the names that the spec uses, is right."""
     empty = [file.uri for file in files if not file.size_bytes]
     if empty:
         raise DataError(f"{empty[0]}: the file is empty", fix="leave it out of data.prepare.input, or write it again")
     first = files[0]
     format = _format_of(prepare, inputs, first)
-    if odd := [f.uri for f in files if (_format_of_name(f.name) == "parquet") != (format == "parquet")
-               and _format_of_name(f.name)]:
-        raise DataError(f"the input mixes formats: {first.uri} is {format}, {odd[0]} is not",
-                        fix="name the files of one format in data.prepare.input")
     if format == "parquet":
         from embark.data.prepare.readers import sample_parquet
 
-        columns, num_rows = sample_parquet(inputs, first, _MAX_ROWS, set(prepare.missing))
-        return Sample("parquet", columns, num_rows)
+        return Sample("parquet", sample_parquet(inputs, first, _MAX_ROWS, set(prepare.missing)))
     text = head(inputs, first, _HEAD_BYTES).removeprefix(BOM)
     if not text.strip():
         raise DataError(f"{first.uri}: has no rows", fix="data.prepare.input must name a file with at least one row")
-    from embark.data.prepare.sampling import is_json, sample_json
-
-    if prepare.format == "jsonl" or (prepare.format == "auto" and is_json(first, text)):
+    if prepare.format == "jsonl" or (prepare.format == "auto" and _is_json(first, text)):
         texts = [text, *_more_text(inputs, files)]
         lines = [line for one in texts for line in one.splitlines()[:_MAX_ROWS]]
-        return Sample("jsonl", *sample_json(prepare, first, lines))
+        return Sample("jsonl", _sample_json(prepare, first, lines))
     is_open = prepare.format == "auto" and prepare.delimiter in ("", "\t") and not prepare.column_names
-    if format == "criteo" or (is_open and prepare.header is not True and _is_criteo(first, text)):
-        return _sample_criteo(text)
+    lines = text.decode(errors="replace").splitlines()[:100]
+    is_criteo = is_open and prepare.header is not True and sum(map(_is_criteo, lines)) > 0.5 * len(lines)
+    if format == "criteo" or is_criteo:
+        rows = [row for row in (line.split("\t") for line in lines) if len(row) == len(CRITEO_COLUMNS)]
+        return Sample("criteo", tuple(Column.of(name, [row[i] for row in rows], {""})
+                                      for i, name in enumerate(CRITEO_COLUMNS)), "\t")
     return _sample_text(prepare, known_names, inputs, files, text)
 
 
 def _format_of(prepare: PrepareSpec, inputs: Inputs, file: InputFile) -> Format:
     start = inputs.read(file.uri, 0, 8)
     is_parquet = start.startswith(b"PAR1")
-    if prepare.format == "parquet" or (prepare.format == "auto" and is_parquet):
+    is_called_so = file.name.lower().endswith((".parquet", ".pq"))
+    if prepare.format == "parquet" or (prepare.format == "auto" and (is_parquet or is_called_so)):
         return "parquet"
-    if prepare.format == "auto" and _format_of_name(file.name) == "parquet":
-        raise DataError(f"{file.uri}: is called Parquet, and does not begin as Parquet does",
-                        fix='write it again, or set data.prepare.format = "csv" if it is text')
     if is_parquet:
         raise DataError(f"{file.uri}: is a Parquet file", fix='set data.prepare.format = "parquet", or leave it out')
     if what := next((what for magic, what in _NOT_TEXT.items() if start.startswith(magic)), ""):
@@ -131,38 +126,9 @@ def _format_of(prepare: PrepareSpec, inputs: Inputs, file: InputFile) -> Format:
     return "criteo" if prepare.format == "criteo" else "csv"
 
 
-def _format_of_name(name: str) -> Literal["", "parquet", "text"]:
-    name = name.lower()
-    if name.endswith((".parquet", ".pq")):
-        return "parquet"
-    return "text" if name.removesuffix(".gz").endswith((".csv", ".tsv", ".txt", ".dat", ".jsonl")) else ""
-
-
-def _is_criteo(file: InputFile, text: bytes) -> bool:
-    """Return whether most of the first rows are a label, 13 integers and 26 hexadecimal ids."""
-    rows = [line.split("\t") for line in text.decode(errors="replace").splitlines()[:100]]
-    if len(rows) > 1 and len(text) >= _HEAD_BYTES:
-        rows.pop()
-    num_right = sum(len(row) == 40 and row[0] in ("0", "1") and _is_criteo_tail(row[1:]) for row in rows)
-    if num_right > 0.5 * len(rows):
-        return True
-    if sum(len(row) == 39 and _is_criteo_tail(row) for row in rows) > 0.5 * len(rows):
-        raise DataError(f"{file.uri}: has Criteo's columns but no label: 39 fields instead of 40",
-                        fix="it is the test file of a contest; prepare the training file, and hold rows of it out")
-    return False
-
-
-def _sample_criteo(text: bytes) -> Sample:
-    rows = [line.split("\t") for line in text.decode(errors="replace").splitlines()[:100]]
-    rows = [row for row in rows if len(row) == len(CRITEO_COLUMNS)]
-    columns = tuple(Column.of(name, [row[i] for row in rows], {""}) for i, name in enumerate(CRITEO_COLUMNS))
-    return Sample("criteo", columns, len(rows), "\t")
-
-
-def _is_criteo_tail(fields: Sequence[str]) -> bool:
-    integers, ids = fields[:13], fields[13:]
-    return (all(not f or f.removeprefix("-").isdigit() for f in integers)
-            and all(not f or _HEX_ID.fullmatch(f) for f in ids) and any(ids))
+def _is_criteo(line: str) -> bool:
+    """Return whether a line is a label, 13 integers and 26 hexadecimal ids."""
+    return bool(_CRITEO_LINE.fullmatch(line))
 
 
 def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inputs, files: Sequence[InputFile],
@@ -173,7 +139,7 @@ def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inp
     if not rows:
         raise DataError(f"{first.uri}: has no complete row in its first {len(text):,} bytes",
                         fix="say in data.prepare.delimiter what stands between the fields")
-    has_header = _has_header(prepare, known_names, rows)
+    has_header = not prepare.column_names if prepare.header == "auto" else bool(prepare.header)
     if has_header and prepare.column_names:
         raise DataError("data.prepare.column_names is for files without a header, and data.prepare.header is true",
                         fix="leave one of them out")
@@ -191,7 +157,7 @@ def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inp
         raise DataError(f"{first.uri}: has columns, but no rows", fix="add at least one row below its header")
     missing = set(prepare.missing)
     columns = tuple(Column.of(name, [row[i].strip() for row in body], missing) for i, name in enumerate(names))
-    return Sample("csv", columns, len(body), delimiter, has_header)
+    return Sample("csv", columns, delimiter, has_header)
 
 
 def refuse_twins(file: InputFile, names: Sequence[str]) -> None:
@@ -240,24 +206,6 @@ def _guess_delimiter(file: InputFile, text: bytes, known_names: Collection[str])
     return best[1]
 
 
-def _has_header(prepare: PrepareSpec, known_names: Collection[str], rows: Sequence[Sequence[str]]) -> bool:
-    if prepare.header != "auto":
-        return bool(prepare.header)
-    if prepare.column_names:
-        return False
-    first = [cell.strip() for cell in rows[0]]
-    if set(first) & set(known_names):
-        return True
-    filled = [cell for cell in first if cell]
-    if any(_NUMBER.fullmatch(cell) for cell in filled) or len(set(filled)) < len(filled):
-        return False
-    below = [[row[i].strip() for row in rows[1:] if i < len(row)] for i in range(len(first))]
-    if any(cell in cells for cell, cells in zip(first, below, strict=True) if cell):
-        return False
-    has_numbers = any(cells and all(_NUMBER.fullmatch(c) for c in cells if c) and any(cells) for cells in below)
-    return has_numbers or all(_NAME.fullmatch(cell) for cell in filled)
-
-
 @dataclass(frozen=True, slots=True)
 class Judgement:
     """The role of a column and the reason for it."""
@@ -269,16 +217,17 @@ class Judgement:
 
 def judge(column: Column, list_delimiter: str) -> Judgement:
     """Judge the role of a column that the spec does not name."""
-    cells, different = column.cells, len(set(column.cells))
+    cells, kind = column.cells, kind_of(column)
+    different = len(set(cells))
+    seen = f"{different:,} different in {len(cells):,} rows checked"
     if column.type == "nested":
         return Judgement("ignored", "holds structures, which are not read")
     if column.type == "list":
-        of = "integers" if kind_of(column) == "integer" else "words"
-        return Judgement("list", f"the file says that it holds lists of {of}", kind_of(column))
+        return Judgement("list", "the file says that it holds lists", kind)
     if not cells:
         return Judgement("ignored", f"empty in every row ({column.num_rows:,} checked)")
-    formats = time_formats(cells)
-    if len(formats) == 1 and (format := next(iter(formats))) in ISO_PATTERNS:
+    format = _time_format(cells)
+    if format in ISO_PATTERNS:
         return Judgement("ignored", f"holds {MEANINGS[format]}; {USE_TIME}")
     if column.type == "time" or all(_DATE.match(cell) for cell in cells):
         return Judgement("ignored", "holds times, but none that are read: 2024-05-31 and 2024-05-31T18:00:00Z are")
@@ -286,17 +235,21 @@ def judge(column: Column, list_delimiter: str) -> Judgement:
     if column.type == "text" and share >= _LIST_SHARE:
         return Judgement("list", f"{list_delimiter!r} stands in {share:.0%} of its cells",
                          kind_of(column, list_delimiter))
-    if column.type == "boolean":
-        return Judgement("sparse", "holds true and false", "integer")
     if len(cells) > 1 and all(map(_HEX_ID.fullmatch, cells)) and not all(map(str.isdigit, cells)):
         return Judgement("sparse", "holds hexadecimal numbers of 8 digits", "hex")
-    if column.type == "integer" or all(_INTEGER.fullmatch(cell) for cell in cells):
-        return _judge_integers(column, different)
-    if column.type == "float" or all(_NUMBER.fullmatch(cell) for cell in cells):
+    if all(map(_INTEGER.fullmatch, cells)):
+        return _judge_integers(column, different, seen)
+    if all(map(_NUMBER.fullmatch, cells)):
         return Judgement("dense", "holds numbers with fractions")
     if different == len(cells) >= _MANY_ROWS:
         return Judgement("ignored", f"different text in every row ({len(cells):,} checked)")
-    return Judgement("sparse", f"holds words, {different:,} different in {len(cells):,} rows checked", "text")
+    return Judgement("sparse", f"holds words, {seen}", "text")
+
+
+def _time_format(cells: Sequence[str]) -> TimeFormat | None:
+    """Return the one format of times that all cells have."""
+    formats = time_formats(cells)
+    return next(iter(formats)) if len(formats) == 1 else None
 
 
 def kind_of(column: Column, list_delimiter: str = "") -> Kind:
@@ -330,43 +283,31 @@ def list_delimiter_of(columns: Sequence[Column], named: Collection[str]) -> str:
     return "|"
 
 
-def _judge_integers(column: Column, different: int) -> Judgement:
-    cells = column.cells
+def _judge_integers(column: Column, different: int, seen: str) -> Judgement:
+    cells, is_unique = column.cells, different == len(column.cells) >= _MANY_ROWS
+    # `userId`, `user_id` and `User ID` all hold `user` and `id`.
+    words = {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", column.name)}
+    says_time, says_id, says_amount = (not words.isdisjoint(_WORDS[what]) for what in ("times", "ids", "amounts"))
     if any(len(cell) > 40 or not -(2**63) <= int(cell) < 2**64 for cell in cells):
-        return Judgement("sparse", f"holds integers of more than 64 bits, so they are names; {different:,} different "
-                         f"in {len(cells):,} rows checked", "text")
-    values = [int(cell) for cell in cells]
-    low, high, words = min(values), max(values), _words(column.name)
-    seen = f"{different:,} different in {len(cells):,} rows checked"
+        return Judgement("sparse", f"holds integers of more than 64 bits, so they are names; {seen}", "text")
     if any(map(_has_leading_zero, cells)):
         return Judgement("sparse", f"holds digits with zeros in front, so they are names; {seen}", "text")
-    if len(values) >= _MANY_ROWS and values[0] in (0, 1) and values[:_MANY_ROWS] == list(
-        range(values[0], values[0] + _MANY_ROWS)
-    ):
+    values = [int(cell) for cell in cells]
+    low, high = min(values), max(values)
+    if len(values) >= _MANY_ROWS and low in (0, 1) and values[:_MANY_ROWS] == list(range(low, low + _MANY_ROWS)):
         return Judgement("ignored", "numbers the rows")
-    formats = time_formats(cells)
-    if len(formats) == 1 and (format := next(iter(formats))) and (
-        words & _TIME_WORDS or (not words & _ID_WORDS and different > 0.1 * len(cells))
-    ):
+    if (says_time or (not says_id and different > 0.1 * len(cells))) and (format := _time_format(cells)):
         return Judgement("ignored", f"holds {MEANINGS[format]}; {USE_TIME}")
-    if different <= _FEW and not (words & _AMOUNT_WORDS and different > 10):
+    if different <= _FEW and not (says_amount and different > 10):
         return Judgement("sparse", f"holds integers, only {seen}", "integer")
-    if words & _AMOUNT_WORDS and not words & {"id", "ids"}:
+    if says_amount and words.isdisjoint(("id", "ids")):
         return Judgement("dense", f"holds integers from {low:,} to {high:,}, and its name says amounts")
-    if words & _ID_WORDS or column.name.lower().endswith("id"):
-        if different == len(cells) >= _MANY_ROWS:
-            return Judgement("ignored", f"different id in every row ({len(cells):,} checked)")
-        return Judgement("sparse", f"holds integers, and its name says ids; {seen}", "integer")
-    if low < 0 or statistics.median(values) - low < _SKEW * (high - low):
+    is_skewed = low < 0 or statistics.median(values) - low < _SKEW * (high - low)
+    if is_skewed and not (says_id or column.name.lower().endswith("id")):
         return Judgement("dense", f"holds integers from {low:,} to {high:,}, most of them small: amounts")
-    if different == len(cells) >= _MANY_ROWS:
+    if is_unique:
         return Judgement("ignored", f"different number in every row ({len(cells):,} checked)")
-    return Judgement("sparse", f"holds integers spread over {low:,} to {high:,}, {seen}: ids", "integer")
-
-
-def _words(name: str) -> set[str]:
-    """Split a name: `userId`, `user_id` and `User ID` all hold `user` and `id`."""
-    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+    return Judgement("sparse", f"holds integers from {low:,} to {high:,}, {seen}: ids", "integer")
 
 
 def _has_leading_zero(cell: str) -> bool:
@@ -374,7 +315,7 @@ def _has_leading_zero(cell: str) -> bool:
     return len(digits) > 1 and digits[0] == "0"
 
 
-def is_json(file: InputFile, text: bytes) -> bool:
+def _is_json(file: InputFile, text: bytes) -> bool:
     """Return whether the first line is a JSON object."""
     line = next((line for line in text.splitlines() if line.strip()), b"").strip()
     if line.startswith(b"[") and file.name.lower().removesuffix(".gz").endswith(".json"):
@@ -383,27 +324,13 @@ def is_json(file: InputFile, text: bytes) -> bool:
     return line.startswith(b"{") and json_object(line) is not None
 
 
-def sample_json(prepare: PrepareSpec, file: InputFile, lines: Sequence[bytes]) -> tuple[tuple[Column, ...], int]:
-    """Return the columns of some lines, and how many rows these are."""
+def _sample_json(prepare: PrepareSpec, file: InputFile, lines: Sequence[bytes]) -> tuple[Column, ...]:
+    """Return the columns of some lines."""
     rows = [row for row in map(json_object, lines) if row is not None]
     if not rows:
         raise DataError(f"{file.uri}: none of its first {len(lines):,} lines is a JSON object",
                         fix="write one object a line, or set data.prepare.format")
-    names = dict.fromkeys(name for row in rows for name in row)
-    columns = (_json_column(name, [row.get(name) for row in rows], set(prepare.missing)) for name in names)
-    return tuple(columns), len(rows)
+    from embark.data.prepare.readers import sample_values
 
-
-def _json_column(name: str, values: Sequence[Any], missing: Collection[str]) -> Column:
-    there = [value for value in values if value is not None]
-    if any(isinstance(value, dict) for value in there):
-        return Column(name, (), len(values), type="nested")
-    if any(isinstance(value, list) for value in there):
-        inner = [one for value in there for one in (value if isinstance(value, list) else [value])]
-        if any(isinstance(one, dict | list) for one in inner):
-            return Column(name, (), len(values), type="nested")
-        return Column(name, tuple(cell for cell in map(json_cell, inner) if cell not in missing), len(values), "list")
-    of: dict[type, Type] = {bool: "boolean", int: "integer", float: "float"}
-    kinds = {of.get(type(value), "text") for value in there}
-    kind: Type = kinds.pop() if len(kinds) == 1 else "float" if kinds == {"integer", "float"} else "text"
-    return Column.of(name, [json_cell(value) for value in values], {"", *missing}, kind)
+    names, missing = dict.fromkeys(name for row in rows for name in row), {"", *prepare.missing}
+    return tuple(sample_values(name, [row.get(name) for row in rows], missing) for name in names)

@@ -1,4 +1,4 @@
-"""Which rows are for training, validation and test: by chance, by file, by a column, or by time."""
+"""Which rows are for training, validation and test: by chance, by file, or by time."""
 
 from collections.abc import Iterator, Sequence
 from fnmatch import fnmatchcase
@@ -9,7 +9,7 @@ import numpy as np
 from embark.data.prepare.inputs import InputFile
 from embark.data.prepare.rows import Segment
 from embark.data.prepared.manifest import SPLITS
-from embark.errors import DataError, UserError
+from embark.errors import DataError
 from embark.features.arrays import Bytes, Int64s
 from embark.features.hashing import hash_counters, stream_key, uniform
 from embark.features.rows import RawRows
@@ -89,11 +89,6 @@ def _chunks(files: Sequence[Path]) -> Iterator[Int64s]:
 def check_splits(data: DataSpec, files: Sequence[InputFile]) -> None:
     """Refuse splits that leave nothing to train on, or name files that are not in the input."""
     prepare = data.prepare
-    if prepare.split in ("fraction", "time") and data.eval_fraction + prepare.test_fraction >= 1:
-        raise UserError(
-            f"data.eval_fraction = {data.eval_fraction} and data.prepare.test_fraction = {prepare.test_fraction} "
-            "leave no rows to train on", fix="make their sum smaller than 1",
-        )
     if prepare.split != "file":
         return
     for pattern in (*prepare.validation_files, *prepare.test_files):
@@ -116,11 +111,6 @@ def assign_splits(
         return np.searchsorted(np.asarray(starts, np.int64), rows.time, side="right").astype(np.uint8)
     if prepare.split == "file":
         return np.full(len(rows), _split_of_file(data, segment.file), np.uint8)
-    if prepare.split == "column":
-        if rows.split is None:
-            raise UserError("data.prepare.split = \"column\" needs data.prepare.split_column",
-                            fix=f"name the column that holds {', '.join(SPLITS)}")
-        return rows.split
     draw = uniform(hash_counters(stream_key(data.seed, _DRAW, file_index), rows.positions))
     split = (draw < data.eval_fraction + prepare.test_fraction).astype(np.uint8)
     if prepare.test_fraction:

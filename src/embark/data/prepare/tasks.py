@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import numpy as np
 
 from embark.data.prepare import id_numbering
-from embark.data.prepare.earlier_ids import write_changed_rows
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.rows import Reader, Segment, SegmentCounts
 from embark.data.prepare.splits import TRAIN, assign_splits
@@ -29,6 +28,7 @@ from embark.features.encoding import IdMethod, dense_transform, hash_ids, transf
 from embark.features.layout import Feature, Layout, Rows
 from embark.features.rows import RawRows
 from embark.features.schema import Schema
+from embark.formatting import shortlist
 from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 from embark.store import write_atomic
@@ -174,16 +174,14 @@ class Preparation:
                             and tables.get(self.schema.sparse[i].name) == tables[column.name]]))
         known, limit = self.known.get(column.name), column.rows or prepare.max_rows
         if known:
-            limit = max(known.num_rows, column.rows or 0 if known.new_ids == "evict" else limit)
+            limit = max(known.num_rows, limit)
         found = id_numbering.number_keys(
             runs, self.id_files(task.column), min_count=prepare.min_count, max_rows=limit,
             max_entries=self.budget.max_entries, report=report, known=known, beside=beside)
         about = {"name": column.name, "rows": max(column.rows or 0, found.num_rows), "distinct": found.num_distinct,
                  "kept": found.num_known + found.num_new}
         if known:
-            about |= {"hashed_rows": known.num_rows} if known.new_ids == "hash" else {}
-            about |= {"known": found.num_known, "new": found.num_new, "evicted": found.num_evicted,
-                      **write_changed_rows(self.out, column.name, found.changed_rows)}
+            about |= {"rows": max(known.num_rows, about["rows"]), "known": found.num_known, "new": found.num_new}
         return lambda: about | {"sha256": self.id_files(task.column).sha256()}
 
     def _write(self, task: Task, report: Report) -> _Finish:
@@ -220,13 +218,11 @@ class Preparation:
     def _raw_portions(self, task: Task, report: Report, *, only_time: bool = False) -> Iterator[RawRows]:
         """Yield rows of the segment as they are."""
         assert task.segment is not None
-        reported = 0
         for raw in self.reader(only_time=only_time).read(task.segment, self.budget.chunk_bytes):
             yield raw
-            read_bytes = min(raw.read_bytes, task.weight - reported)
-            reported += read_bytes
-            report(read_bytes, 0 if only_time else len(raw), 0 if only_time else raw.num_bad)
-        report(task.weight - reported, 0, 0)
+            if not only_time:
+                report(0, len(raw), raw.num_bad)
+        report(task.weight, 0, 0)
 
     def _hash(self, layout: Layout, raw: RawRows, column: int) -> Array:
         feature = layout.features[column]
@@ -247,13 +243,9 @@ def open_reader(schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: Ro
         from embark.data.prepare.criteo_reader import CriteoReader
 
         return CriteoReader(schema, inputs)
-    if schema.format == "jsonl":
-        from embark.data.prepare.readers import JsonLinesReader
+    from embark.data.prepare.readers import CsvReader, JsonLinesReader, ParquetReader
 
-        return JsonLinesReader(schema, prepare, inputs, parser)
-    from embark.data.prepare.readers import CsvReader, ParquetReader
-
-    reader = CsvReader if schema.format == "csv" else ParquetReader
+    reader = {"csv": CsvReader, "jsonl": JsonLinesReader, "parquet": ParquetReader}[schema.format]
     return reader(schema, prepare, inputs, parser)
 
 
@@ -308,9 +300,8 @@ class Journal:
             return
         differing = differences(json.loads(path.read_text()), settings)
         if differing:
-            shown = "; ".join(f"{path} was {_short(was)}, is {_short(now)}" for path, was, now in differing[:5])
-            more = f"; and {len(differing) - 5} more" if len(differing) > 5 else ""
-            raise UserError(f"{self.directory.parent}: holds another, unfinished preparation: {shown}{more}",
+            shown = shortlist([f"{path} was {was!r:.60}, is {now!r:.60}" for path, was, now in differing], 5)
+            raise UserError(f"{self.directory.parent}: holds another, unfinished preparation: {shown}",
                             fix="--fresh starts over, or set another data.path")
 
     def read(self, name: str) -> dict[str, Any] | None:
@@ -342,8 +333,3 @@ def differences(
         return [d for i, (a, b) in enumerate(zip(was, now, strict=True))
                 for d in differences(a, b, f"{path}[{i}]", is_same)]
     return [] if is_same(was, now) else [(path, was, now)]
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}…"

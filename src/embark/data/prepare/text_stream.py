@@ -2,11 +2,11 @@
 
 import csv
 import io
-import queue
 import re
-import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -35,14 +35,10 @@ class TextStream:
     """Reads bytes `start` to `stop` of a plain file; all of a gzip file, decompressed. It holds at most four pieces."""
 
     def __init__(self, inputs: Inputs, file: InputFile, start: int, stop: int, piece_bytes: int) -> None:
-        self._read_bytes, self._left = 0, memoryview(b"")
+        self._left = memoryview(b"")
         self.pieces: Iterator[bytes] = read_ahead(
-            decompress(inputs, file, piece_bytes, self._count) if is_gzip(inputs, file) else
-            _plain(inputs, file, start, stop, piece_bytes, self._count))
-
-    def tell(self) -> int:
-        """Return how many bytes of the file, as stored, were read."""
-        return self._read_bytes
+            decompress(inputs, file, piece_bytes) if is_gzip(inputs, file) else
+            _plain(inputs, file, start, stop, piece_bytes))
 
     def readinto(self, target: memoryview) -> int:
         """Fill a buffer with the next bytes of the text; 0 at its end."""
@@ -51,9 +47,6 @@ class TextStream:
         target[:num_bytes], self._left = self._left[:num_bytes], self._left[num_bytes:]
         return num_bytes
 
-    def _count(self, num_bytes: int) -> None:
-        self._read_bytes += num_bytes
-
 
 @dataclass(frozen=True, slots=True)
 class LineChunk:
@@ -61,7 +54,6 @@ class LineChunk:
 
     text: Bytes  # The lines, the last with its newline, between PAD_BYTES of anything on either side.
     position: int  # The first line's position in the file, decompressed.
-    read_bytes: int  # Bytes of the file, as stored, since the previous chunk.
 
 
 def line_segments(inputs: Inputs, file: InputFile, segment_bytes: int) -> list[Segment]:
@@ -98,7 +90,7 @@ def _cut_lines(
     """Yield lines that begin before `stop`; with `is_skipping` the text begins in a line that is not one of them."""
     buffer = bytearray(chunk_bytes + 1 + 2 * PAD_BYTES)
     view, array, end = memoryview(buffer), np.frombuffer(buffer, np.uint8), PAD_BYTES
-    is_end, reported = False, source.tell()
+    is_end = False
     while not is_end and position < stop:
         num_bytes = source.readinto(view[end : PAD_BYTES + chunk_bytes])
         is_end, end, first = num_bytes == 0, end + num_bytes, PAD_BYTES
@@ -117,8 +109,7 @@ def _cut_lines(
                 cut = end + 1 if is_end else first + MAX_LINE_BYTES + 1
                 buffer[cut - 1] = 10
             if cut:
-                yield LineChunk(array[first - PAD_BYTES : cut + PAD_BYTES], position, source.tell() - reported)
-                reported = source.tell()
+                yield LineChunk(array[first - PAD_BYTES : cut + PAD_BYTES], position)
                 position, first = position + cut - first, min(cut, end)
             if is_last:
                 return
@@ -138,15 +129,12 @@ def head(inputs: Inputs, file: InputFile, num_bytes: int) -> bytes:
     return text[:num_bytes]
 
 
-def decompress(
-    inputs: Inputs, file: InputFile, piece_bytes: int, count: Callable[[int], object] = lambda _: None
-) -> Iterator[bytes]:
+def decompress(inputs: Inputs, file: InputFile, piece_bytes: int) -> Iterator[bytes]:
     """Yield the text of a gzip file of any number of members; one that is cut short or damaged is refused."""
-    unpacker, at, num_out, num_lines = zlib.decompressobj(_GZIP), 0, 0, 0
+    unpacker, at, num_out = zlib.decompressobj(_GZIP), 0, 0
     is_open = False
     while packed := inputs.read(file.uri, at, _PACKED_BYTES):
         at += len(packed)
-        count(len(packed))
         while packed:
             if not is_open:
                 packed = packed.lstrip(b"\0")  # tapes and some tools fill up with zeros behind the last member
@@ -156,73 +144,48 @@ def decompress(
             try:
                 text = unpacker.decompress(packed, piece_bytes)
             except zlib.error as error:
-                raise _damaged(file, "damaged within the first", at, num_lines, num_out, f" ({error})") from None
+                raise _damaged(file, "damaged within the first", at, num_out, f" ({error})") from None
             packed = unpacker.unconsumed_tail
             if unpacker.eof:
                 packed, unpacker, is_open = unpacker.unused_data, zlib.decompressobj(_GZIP), False
             if text:
                 num_out += len(text)
-                num_lines += text.count(b"\n")
                 yield text
     if is_open:
         text = unpacker.flush()
         if not unpacker.eof:
-            raise _damaged(file, "cut short at", at, num_lines + text.count(b"\n"), num_out + len(text))
+            raise _damaged(file, "cut short at", at, num_out + len(text))
         yield text
 
 
-def _damaged(file: InputFile, what: str, at: int, num_lines: int, num_out: int, why: str = "") -> DataError:
+def _damaged(file: InputFile, what: str, at: int, num_out: int, why: str = "") -> DataError:
     return DataError(
-        f"{file.uri}: the gzip file is {what} {at:,} of {file.size_bytes:,} bytes, after {num_lines:,} lines, "
+        f"{file.uri}: the gzip file is {what} {at:,} of {file.size_bytes:,} bytes, after "
         f"{num_out:,} bytes of text{why}",
         fix="copy or download it again: this copy has lost what comes after that",
     )
 
 
-def _plain(
-    inputs: Inputs, file: InputFile, start: int, stop: int, piece_bytes: int, count: Callable[[int], object]
-) -> Iterator[bytes]:
+def _plain(inputs: Inputs, file: InputFile, start: int, stop: int, piece_bytes: int) -> Iterator[bytes]:
     while start < stop:
         piece = inputs.read(file.uri, start, min(piece_bytes, stop - start))
         if not piece:
             raise DataError(f"{file.uri}: ends at byte {start:,}, and had {file.size_bytes:,} bytes when the "
                             "preparation began", fix="let nothing write to it, and start again")
         start += len(piece)
-        count(len(piece))
         yield piece
 
 
 def read_ahead(pieces: Iterator[bytes]) -> Iterator[bytes]:
     """Yield the same pieces, made by a thread; an error is raised where the piece would have been."""
-    ready: queue.Queue[bytes | BaseException | None] = queue.Queue(_DEPTH)
-    is_over = threading.Event()
-
-    def put(item: bytes | BaseException | None) -> bool:
-        while not is_over.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
-
-    def produce() -> None:
-        try:
-            for piece in pieces:
-                if not put(piece):
-                    return
-            put(None)
-        except BaseException as error:
-            put(error)
-
-    threading.Thread(target=produce, name="embark-read-ahead", daemon=True).start()
+    thread = ThreadPoolExecutor(1, "embark-read-ahead")
     try:
-        while (item := ready.get()) is not None:
-            if isinstance(item, BaseException):
-                raise item
-            yield item
+        ahead = deque(thread.submit(next, pieces, None) for _ in range(_DEPTH))
+        while (piece := ahead.popleft().result()) is not None:
+            ahead.append(thread.submit(next, pieces, None))
+            yield piece
     finally:
-        is_over.set()
+        thread.shutdown(wait=False, cancel_futures=True)
 
 
 MAX_ROW_BYTES = 1 << 20  # A longer row is an unclosed quote, or not text.

@@ -20,7 +20,6 @@ from embark.spec.train import with_train_defaults
 from embark.store.object_store import normalize_path
 
 MANIFEST = "manifest.json"
-STATISTICS = "statistics.json"
 IDS = "ids"  # Folder of the maps from keys to ids, beside the data.
 EARLIER = "id_map_from"  # A key of the settings: the fingerprint of the data whose ids were kept.
 TIME_SPLIT = "time_split"  # A key of the settings: the column of a split by time, and where validation and test begin.
@@ -53,7 +52,6 @@ class Manifest:
     parts: Mapping[Split, tuple[Part, ...]]
     label: str = "label"
     block_rows: int = BLOCK_ROWS
-    statistics_sha256: str = ""
     settings: dict[str, Any] = field(default_factory=dict)  # Settings of the preparation.
     sources: tuple[dict[str, Any], ...] = ()  # The files it was made of, with their sizes.
     bad_rows: dict[str, Any] = field(default_factory=dict)  # Number of rows that were left out, by reason.
@@ -62,7 +60,7 @@ class Manifest:
         return sum(part.rows for part in self.parts.get(split, ()))
 
     @property
-    def rows_by_split(self) -> dict[Split, int]:
+    def rows_by_split(self) -> dict[str, int]:
         return {split: self.num_rows(split) for split in SPLITS}
 
     def all_parts(self) -> Iterator[Part]:
@@ -105,7 +103,7 @@ class Manifest:
             "label": self.label, "block_rows": self.block_rows,
             "rows": self.rows_by_split, "layout": self.layout.to_json(),
             "settings": self.settings, "sources": list(self.sources), "bad_rows": self.bad_rows,
-            "statistics_sha256": self.statistics_sha256, "parts": parts,
+            "parts": parts,
         }
         return json.dumps(value, indent=1) + "\n"
 
@@ -126,8 +124,8 @@ class Manifest:
                             fix="`embark data prepare` writes one") from None
         parts = {split: tuple(Part(p.file, p.rows, p.bytes, p.sha256, p.block_starts)
                               for p in file.parts.get(split, ())) for split in SPLITS}
-        return Manifest(file.layout, parts, file.label, file.block_rows, file.statistics_sha256, file.settings,
-                        file.sources, file.bad_rows)
+        return Manifest(file.layout, parts, file.label, file.block_rows, file.settings, file.sources,
+                        file.bad_rows)
 
 
 def _inside(path: str) -> str:
@@ -158,7 +156,6 @@ class _File(_Head, strict=True):
     block_rows: Annotated[int, Field(ge=1, lt=1 << 31)]
     layout: Layout
     parts: dict[Split, tuple[_PartEntry, ...]]
-    statistics_sha256: str
     settings: dict[str, Any]
     sources: tuple[dict[str, Any], ...]
     bad_rows: dict[str, Any]

@@ -69,17 +69,12 @@ class OpenPart:
         return found
 
 
-def iter_blocks(directory: Path, manifest: Manifest, split: Split, at_most: int | None = None) -> Iterator[Block]:
-    """Yield every block of a split in order, or `at_most` of them, spread evenly. One part is mapped at a time."""
-    listed = [(part, i) for part in manifest.parts.get(split, ()) for i in range(-(-part.rows // manifest.block_rows))]
-    if at_most is not None and len(listed) > at_most:
-        listed = [listed[i * len(listed) // at_most] for i in range(at_most)]
-    current: Part | None = None
-    for part, index in listed:
-        if part is not current:
-            opened = OpenPart(directory / part.file, part, manifest.layout, manifest.block_rows)
-            current = part
-        yield opened.block(index)
+def iter_blocks(directory: Path, manifest: Manifest, split: Split) -> Iterator[Block]:
+    """Yield every block of a split in order. One part is mapped at a time."""
+    for part in manifest.parts.get(split, ()):
+        opened = OpenPart(directory / part.file, part, manifest.layout, manifest.block_rows)
+        for index in range(-(-part.rows // manifest.block_rows)):
+            yield opened.block(index)
 
 
 class Parts(Protocol):

@@ -7,8 +7,9 @@ import heapq
 import json
 import math
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from embark.data.stream.records import Message, Offset, Row
@@ -47,29 +48,25 @@ class OrderState:
     counts: Counter[str] = field(default_factory=Counter)
 
     def copy(self) -> OrderState:
-        return OrderState(dict(self.offsets), dict(self.newest_s), self.watermark_s, self.num_added, list(self.early),
-                          self.waiting.copy(), dict(self.labels), self.label_ends.copy(), self.ready.copy(),
-                          self.counts.copy())
+        return OrderState(**{one.name: copy(getattr(self, one.name)) for one in fields(self)})
 
     def to_json(self) -> str:
         """Return the state as a checkpoint stores it."""
-        return json.dumps({
-            "offsets": self.offsets, "newest_s": self.newest_s, "watermark_s": _finite(self.watermark_s),
-            "num_added": self.num_added, "early": self.early, "waiting": list(self.waiting), "labels": self.labels,
-            "label_ends": list(self.label_ends), "ready": list(self.ready), "counts": self.counts,
-        })
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        watermark_s = self.watermark_s if math.isfinite(self.watermark_s) else None
+        return json.dumps({**values, "watermark_s": watermark_s}, default=list)
 
     @staticmethod
     def from_json(text: str | bytes) -> OrderState:
         """Read what `to_json` wrote."""
         found: dict[str, Any] = json.loads(text)
         watermark_s = found["watermark_s"]
-        return OrderState(
-            found["offsets"], found["newest_s"], -math.inf if watermark_s is None else watermark_s, found["num_added"],
-            [(at, number, is_label, row) for at, number, is_label, row in found["early"]],
-            deque((at, row) for at, row in found["waiting"]),
-            {key: (at, label, is_joined) for key, (at, label, is_joined) in found["labels"].items()},
-            deque((at, key) for at, key in found["label_ends"]), deque(found["ready"]), Counter(found["counts"]))
+        return OrderState(**{
+            **found, "watermark_s": -math.inf if watermark_s is None else watermark_s,
+            "early": list(map(tuple, found["early"])), "waiting": deque(map(tuple, found["waiting"])),
+            "labels": {key: tuple(label) for key, label in found["labels"].items()},
+            "label_ends": deque(map(tuple, found["label_ends"])), "ready": deque(found["ready"]),
+            "counts": Counter(found["counts"])})
 
 
 class EventOrder:
@@ -164,12 +161,3 @@ class EventOrder:
             if found and found[0] == at:  # else a newer one replaced it
                 del state.labels[key]
                 state.counts["num_labels_unmatched"] += not found[2]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def total(counts: Mapping[str, int], names: Iterable[str] = COUNTS) -> dict[str, int]:
-    """Return all counts, zeros too."""
-    return {name: counts.get(name, 0) for name in names}

@@ -16,7 +16,7 @@ import numpy as np
 from embark.data.loader import Batch
 from embark.data.prepare.later_rows import PreparedWith
 from embark.data.prepared.cache import read_manifest
-from embark.data.stream.event_order import EventOrder, OrderSettings, OrderState, total
+from embark.data.stream.event_order import COUNTS, EventOrder, OrderSettings, OrderState
 from embark.data.stream.files_reader import read_records
 from embark.data.stream.open_reader import open_reader
 from embark.data.stream.records import Message, Row, StreamReader, StreamStopped
@@ -150,7 +150,8 @@ class StreamSource:
         """Return what was read, what came late and what was joined up to a step, for the run's log."""
         state = self._states[step * self._batch_size]
         has_time = bool(self._settings.time_column) and math.isfinite(state.watermark_s)
-        return {**total(state.counts), "num_in_memory": len(state.early) + len(state.waiting) + len(state.ready),
+        return {**{name: state.counts[name] for name in COUNTS},
+                "num_in_memory": len(state.early) + len(state.waiting) + len(state.ready),
                 **({"event_time_s": state.watermark_s} if has_time else {})}
 
     def close(self) -> None:

@@ -35,12 +35,11 @@ def prometheus_scale(metric: Metric) -> float:
     return next((scale for ending, _, scale in _ENDINGS if metric.name.endswith(ending)), 1.0)
 
 
-def exposition(runs: Mapping[str, Iterable[Event] | Latest]) -> str:
-    """Write the newest metrics of runs, by their names, for Prometheus; a `Latest` is quicker than events."""
+def exposition(runs: Mapping[str, Iterable[Event]]) -> str:
+    """Write the newest metrics of runs, by their names, for Prometheus."""
     prometheus = _client()
     registry = prometheus.CollectorRegistry()
-    registry.register(_Collector({name: found if isinstance(found, Latest) else Latest(found, null_is_nan=True)
-                                  for name, found in runs.items()}))
+    registry.register(_Collector({name: Latest(events, null_is_nan=True) for name, events in runs.items()}))
     return str(prometheus.generate_latest(registry).decode())
 
 
@@ -53,9 +52,7 @@ class PrometheusSink:
         self._lock = threading.Lock()
         registry = prometheus.CollectorRegistry()
         registry.register(_Collector({run: self._latest}, self._lock))
-        self._server = _listen(prometheus.make_wsgi_app(registry), port, host)
-        self._thread = threading.Thread(target=self._server.serve_forever, name="embark-prometheus", daemon=True)
-        self._thread.start()
+        self._server, self._thread = prometheus.start_http_server(port, host, registry)
 
     def emit(self, event: Event) -> None:
         with self._lock:
@@ -91,36 +88,6 @@ class _Collector:
                 labels = [run, *(to_one_line(value) for _, value in reading.labels)]
                 family.add_metric(labels, reading.value * prometheus_scale(metric))
             yield family
-
-
-def _listen(app: Any, port: int, host: str) -> Any:
-    """Listen without prometheus-client's own server, which resolves its name by DNS at its start; that can take long
-    without one."""
-    import socket
-    from socketserver import TCPServer, ThreadingMixIn
-    from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
-
-    class Server(ThreadingMixIn, WSGIServer):
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        daemon_threads = True
-
-        def server_bind(self) -> None:
-            TCPServer.server_bind(self)
-            self.server_name, self.server_port = host, self.server_address[1]
-            self.setup_environ()
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """A client that disconnects is no error."""
-
-    class Quiet(WSGIRequestHandler):
-        timeout = 10
-
-        def log_message(self, format: str, *args: object) -> None:
-            """The terminal is the run's."""
-
-    server = Server((host, port), Quiet)
-    server.set_app(app)
-    return server
 
 
 def _sentence(metric: Metric) -> str:

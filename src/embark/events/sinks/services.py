@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from typing import Any, Protocol
 
 from embark.errors import MissingPackage
 from embark.events.events import Event
-from embark.events.metrics import UNITS, Latest, Metric, Reading
+from embark.events.metrics import UNITS, Latest, Reading
 from embark.formatting import to_one_line
 
 CLOSE_S = 3.0  # Limit for the last request before the run ends: a preempted machine has little time.
@@ -47,6 +48,11 @@ def require_packages(problem: str, extra: str, *modules: str) -> None:
         is_here = False
     if not is_here:
         raise MissingPackage(problem, fix=f'pip install "embark-rec[{extra}]"')
+
+
+def batched(rows: Sequence[Any], num: int) -> Iterator[Sequence[Any]]:
+    """Yield the rows, at most so many at once."""
+    return (rows[start : start + num] for start in range(0, len(rows), num))
 
 
 class Sender(Protocol):
@@ -155,8 +161,8 @@ class CloudWatch:
     def send(self, readings: Sequence[Reading]) -> None:
         """Send the readings. CloudWatch has no NaN: such a loss is missing there."""
         data = [self._datum(one) for one in readings if math.isfinite(one.value)]
-        for start in range(0, len(data), MAX_AT_ONCE):
-            self._client.put_metric_data(Namespace=self._namespace, MetricData=data[start : start + MAX_AT_ONCE])
+        for some in batched(data, MAX_AT_ONCE):
+            self._client.put_metric_data(Namespace=self._namespace, MetricData=some)
 
     def close(self) -> None:
         self._client.close()
@@ -190,8 +196,8 @@ class Otlp:
         self._provider = MeterProvider([self._reader], resource, shutdown_on_exit=False)
         self._meter = self._provider.get_meter(OTLP_SERVICE)
         self._exporter = OTLPMetricExporter()
-        self._gauges: dict[str, Any] = {}
-        self._counts: dict[str, float] = {}
+        self._instruments: dict[str, Any] = {}
+        self._counts: Counter[str] = Counter()
 
     def send(self, readings: Sequence[Reading]) -> None:
         from opentelemetry.sdk.metrics.export import MetricExportResult
@@ -208,27 +214,19 @@ class Otlp:
     def close(self) -> None:
         self._provider.shutdown()
         self._exporter.shutdown()
-        self._warnings.close()
 
     def _set(self, reading: Reading) -> None:
-        metric = reading.metric
-        if metric.kind == "counter":
-            if metric.name not in self._counts:
-                self._count(metric)
-            self._counts[metric.name] = reading.value
-            return
-        if metric.name not in self._gauges:
-            self._gauges[metric.name] = self._meter.create_gauge(
+        metric, attributes = reading.metric, {"run": self._run, **dict(reading.labels)}
+        is_counter = metric.kind == "counter"
+        if metric.name not in self._instruments:
+            make = self._meter.create_counter if is_counter else self._meter.create_gauge
+            self._instruments[metric.name] = make(
                 OTLP_PREFIX + metric.name, UNITS["otlp"].get(metric.unit, "1"), metric.meaning)
-        self._gauges[metric.name].set(reading.value, {"run": self._run, **dict(reading.labels)})
-
-    def _count(self, metric: Metric) -> None:
-        from opentelemetry.metrics import CallbackOptions, Observation
-
-        def observe(_: CallbackOptions) -> Iterable[Observation]:
-            return [Observation(self._counts[metric.name], {"run": self._run})]
-
-        self._meter.create_observable_counter(OTLP_PREFIX + metric.name, [observe], "1", metric.meaning)
+        if is_counter:
+            self._instruments[metric.name].add(reading.value - self._counts[metric.name], attributes)
+            self._counts[metric.name] = reading.value
+        else:
+            self._instruments[metric.name].set(reading.value, attributes)
 
 
 class LastWarning(logging.Handler):
@@ -237,15 +235,8 @@ class LastWarning(logging.Handler):
     def __init__(self, logger: str) -> None:
         super().__init__(logging.WARNING)
         self.text = ""
-        self._logger = logging.getLogger(logger)
-        self._propagated = self._logger.propagate
-        self._logger.propagate = False
-        self._logger.addHandler(self)
+        logging.getLogger(logger).propagate = False
+        logging.getLogger(logger).handlers = [self]
 
     def emit(self, record: logging.LogRecord) -> None:
         self.text = record.getMessage()
-
-    def close(self) -> None:
-        self._logger.removeHandler(self)
-        self._logger.propagate = self._propagated
-        super().close()

@@ -1,7 +1,6 @@
 """The curves for TensorBoard."""
 
 import os
-import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -19,13 +18,14 @@ class TensorBoardSink:
     """Scalars named for the list of metrics, such as `train/loss`, `eval/auc` and `ranks/cpu_percent/<host>`, in one
     event file, flushed point by point.
 
-    The messages are TensorBoard's, the file is ours: its `EventFileWriter` writes from a thread, so a killed run loses
-    its last points, and its `RecordWriter` imports TensorFlow, boto3 and fsspec where they are installed.
+    Messages and records are TensorBoard's, the file is ours: its `EventFileWriter` writes from a thread, so a killed
+    run would lose its last points.
     """
 
     def __init__(self, directory: Path) -> None:
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise MissingPackage(
                 "TensorBoard curves need the tensorboard package, which is not installed",
@@ -33,11 +33,10 @@ class TensorBoardSink:
             ) from error
         self._events: Any = event_pb2
         self._summaries: Any = summary_pb2
-        self._described: set[str] = set()
         directory.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads a directory's files in the order of their names: the time comes first.
         name = f"events.out.tfevents.{time.time():017.6f}.{os.uname().nodename}.{os.getpid()}"
-        self._records = ResilientFile(directory / name, "wb")
+        self._records: Any = RecordWriter(ResilientFile(directory / name, "wb"))
         self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def emit(self, event: Event) -> None:
@@ -52,13 +51,8 @@ class TensorBoardSink:
     def _scalars(self, event: Event) -> None:
         summary = self._summaries.Summary()
         for reading in readings(event):
-            metric, tag = reading.metric, tag_of(event.kind, reading)
-            if metric.name in STEPS or event.values.get("step") is None:
-                continue
-            scalar = summary.value.add(tag=tag, simple_value=reading.value)
-            if tag not in self._described:
-                self._described.add(tag)
-                scalar.metadata.summary_description = f"{metric.meaning}, {metric.unit}".removesuffix(", ")
+            if reading.metric.name not in STEPS and event.values.get("step") is not None:
+                summary.value.add(tag=tag_of(event.kind, reading), simple_value=reading.value)
         if summary.value:
             step = int(event.values["step"])
             self._write(self._events.Event(wall_time=event.time_s, step=step, summary=summary))
@@ -70,7 +64,7 @@ class TensorBoardSink:
         self._write(self._events.Event(wall_time=event.time_s, step=step, session_log=log))
 
     def _write(self, message: Any) -> None:
-        self._records.write(record_of(message.SerializeToString()))
+        self._records.write(message.SerializeToString())
         self._records.flush()
 
 
@@ -79,26 +73,3 @@ def tag_of(kind: str, reading: Reading) -> str:
     own = [value for name, value in reading.labels if name != "split"]
     return "/".join([GROUPS[kind], reading.metric.name, *own])
 
-
-def record_of(data: bytes) -> bytes:
-    """Make a TFRecord: the length of the data and the data, each with its checksum."""
-    length = struct.pack("<Q", len(data))
-    return b"".join([length, masked_crc32c(length), data, masked_crc32c(data)])
-
-
-def masked_crc32c(data: bytes) -> bytes:
-    """Return the CRC-32C, rotated and shifted for TFRecords."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = CRC32C[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
-    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def _crc32c_of(byte: int) -> int:
-    for _ in range(8):
-        byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
-    return byte
-
-
-CRC32C = tuple(_crc32c_of(byte) for byte in range(256))

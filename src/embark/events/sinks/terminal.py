@@ -1,19 +1,18 @@
 """The run on a terminal, or in a log where there is none."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
-from rich.padding import Padding
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from embark.events import summary
-from embark.events.events import Event, changes_of, warm_start_text
-from embark.events.metrics import metric, task_lines
+from embark.events.events import Event, NewestEvents, changes_of, warm_start_text
+from embark.events.metrics import metric
 from embark.events.sharding import plan_rows, rank_line
 from embark.events.summary import History
 from embark.formatting import (
@@ -29,7 +28,6 @@ from embark.formatting import (
     strip_control_chars,
     to_encoding,
     to_finite,
-    to_float,
     to_one_line,
 )
 
@@ -49,26 +47,22 @@ class TerminalView:
         self._history = History()
         self._on_terminal = console.is_terminal and not console.is_dumb_terminal
         self._live: Live | None = None
-        self._waiting: Event | None = None
         self._last_line_s = float("-inf")
         self._is_gone = False
         self.has_shown_end = False
 
     def emit(self, event: Event) -> None:
-        if self._is_gone:
-            return
-        try:
-            self._history.add(event)
-            self._show(event)
-        except (OSError, SystemExit):  # rich exits when the pipe is closed; a run does not
-            self._is_gone = True
+        self._history.add(event)
+        self._try(lambda: self._show(event))
 
     def close(self) -> None:
+        self._try(self._stop_live)
+
+    def _try(self, show: Callable[[], None]) -> None:
         if not self._is_gone:
             try:
-                self._flush_line()
-                self._stop_live()
-            except (OSError, SystemExit):
+                show()
+            except (OSError, SystemExit):  # rich exits when the pipe is closed; a run does not
                 self._is_gone = True
 
     def _show(self, event: Event) -> None:
@@ -82,7 +76,6 @@ class TerminalView:
             self._stop_live()
             self._say("error", text, "bold red")
         elif kind == "end":
-            self._flush_line()
             self._stop_live()
             self._summarize()
             self.has_shown_end = True
@@ -101,13 +94,13 @@ class TerminalView:
             self._eval(values)
         elif kind == "save":
             size = f"{format_bytes(values.get('bytes'))} in {format_duration(values.get('save_s'))}"
-            self._say_parts("saved", [self._at(values), size, to_one_line(values.get("path", ""))])
+            self._say("saved", _parts(self._at(values), size, to_one_line(values.get("path", ""))))
         elif kind == "resume":
-            self._say_parts("resumed", [self._at(values), to_one_line(values.get("path", ""))])
+            self._say("resumed", _parts(self._at(values), to_one_line(values.get("path", ""))))
         elif kind == "warm_start":
             self._say("weights", warm_start_text(values))
         elif kind == "interrupt":
-            self._say_parts("stopping", [self._at(values), to_one_line(values.get("signal", ""))], "yellow")
+            self._say("stopping", _parts(self._at(values), to_one_line(values.get("signal", ""))), "yellow")
 
     def _header(self, start: Mapping[str, Any]) -> None:
         self._print(Text(""))
@@ -116,7 +109,7 @@ class TerminalView:
         ranks = pluralize(int(to_finite(start.get("world_size")) or 1), "rank")
         device = to_one_line(start.get("device_name") or start.get("device") or "")
         tables = f"{format_bytes(start.get('table_bytes'))} of tables"
-        self._say("run", Text(self._encode(to_one_line(start.get("name", ""))), "bold"))
+        self._say("run", Text(to_one_line(start.get("name", "")), "bold"))
         self._say("on", " · ".join([device, ranks, to_one_line(start.get("precision", ""))]))
         self._say("model", f"{format_si(start.get('num_parameters'))} parameters · {tables}")
         if stream := to_one_line(start.get("stream", "")):
@@ -125,18 +118,12 @@ class TerminalView:
             self._say("data", f"{count['num_train_samples']} samples · {count['num_eval_samples']} held out · "
                               f"batch {count['batch_size']} · {count['steps_per_epoch']} steps an epoch")
         reason = to_one_line(start.get("engine_reason", ""))
-        self._say("engine", Text.assemble(self._encode(to_one_line(start.get("engine", ""))),
-                                          (self._encode(f": {reason}" if reason else ""), "dim")))
+        engine = to_one_line(start.get("engine", ""))
+        self._say("engine", Text.assemble(engine, (f": {reason}" if reason else "", "dim")))
 
     def _plan(self, plan: Mapping[str, Any]) -> None:
-        rows = plan_rows(plan.get("tables") or [])
-        widths = [max(len(row[i]) for row in rows) for i in range(3)] if rows else []
-        for index, row in enumerate(rows):
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            line = "  ".join([*cells, row[3]])
-            if self._on_terminal and len(line) > self._width - _LABEL - 2:
-                line = f"{row[0]}  {row[1]}\n  {row[2]}  {row[3]}"
-            self._say("tables" if index == 0 else "", line)
+        for index, row in enumerate(plan_rows(plan.get("tables") or [])):
+            self._say("tables" if index == 0 else "", "  ".join(row))
         if per_rank := rank_line(plan.get("per_rank") or []):
             self._say("", per_rank)
         self._print(Text(""))
@@ -149,27 +136,24 @@ class TerminalView:
             parts.append(f"NE {format_float(values.get('normalized_entropy'))}")
             parts.append(f"calibration {format_float(values.get('calibration'), 3)}")
         parts.append(f"{format_si(values.get('num_samples'))} samples in {format_duration(values.get('eval_s'))}")
-        self._say_parts("held out", [self._at(values), *parts], "magenta")
-        for name, figures in task_lines(values):
-            self._say_parts("", [name, *figures], "magenta")
+        self._say("held out", _parts(self._at(values), *parts), "magenta")
 
     def _summarize(self) -> None:
         history, has_failed = self._history, self._history.end.get("outcome") == "failed"
-        sentence = Text(self._encode(summary.outcome_sentence(history)), "bold red" if has_failed else "bold")
+        sentence = Text(summary.outcome_sentence(history), "bold red" if has_failed else "bold")
         if self._quiet:
             self._print(sentence)
             return
-        for part in (summary.curves(history, self._width, self._encode, ascii_only=self._ascii_only),
-                     summary.metrics(history, self._width, self._encode), summary.tasks(history, self._encode)):
+        width = self._console.width
+        drawn = None if self._console.options.ascii_only else summary.curves(history.panels(), width)
+        for part in (drawn, summary.metrics(history, width), summary.tasks(history)):
             if part is not None:
                 self._print(Text(""))
                 self._print(part)
         self._print(Text(""))
-        self._print_indented(sentence)
-        for line, style in ((summary.work(history), ""), (summary.costs(history), ""),
-                            (summary.predicted_and_actual(history), "dim")):
-            if line:
-                self._print_indented(Text(self._encode(line), style))
+        self._print(Text.assemble("  ", sentence))
+        for line in filter(None, (summary.work(history), summary.costs(history))):
+            self._print(Text(f"  {line}"))
         for one in history.quality.findings():
             self._say("look at", f"{one.cause} Next: {one.fix}.", "yellow")
         self._print(Text(""))
@@ -177,25 +161,14 @@ class TerminalView:
             self._say(label, path)
 
     def _step(self, event: Event) -> None:
-        if self._on_terminal:
-            return
-        if event.time_s - self._last_line_s < LINE_EVERY_S and self._history.steps_to_do:
-            self._waiting = event
-            return
-        self._step_line(event)
-
-    def _step_line(self, event: Event) -> None:
-        self._waiting = None
-        self._last_line_s = event.time_s
         values, history = event.values, self._history
-        left = [f"{format_clock(history.seconds_left)} left"] if history.seconds_left else []
-        self._say_parts("train", [self._at(values), f"loss {format_float(values.get('loss'))}",
-                                  f"AUC {format_auc(values)}", format_rate(values.get("samples_per_s")),
-                                  *left])
-
-    def _flush_line(self) -> None:
-        if self._waiting is not None:
-            self._step_line(self._waiting)
+        is_early = event.time_s - self._last_line_s < LINE_EVERY_S and history.steps_to_do
+        if self._on_terminal or is_early:
+            return
+        self._last_line_s = event.time_s
+        left = f"{format_clock(history.seconds_left)} left" if history.seconds_left else ""
+        self._say("train", _parts(self._at(values), f"loss {format_float(values.get('loss'))}",
+                                  f"AUC {format_auc(values)}", format_rate(values.get("samples_per_s")), left))
 
     def _at(self, values: Mapping[str, Any]) -> str:
         """Return the step in words, such as `step 1,000/20,000`."""
@@ -205,9 +178,8 @@ class TerminalView:
 
     def _start_live(self) -> None:
         if self._on_terminal and self._live is None:
-            bar = _Bar(self._history, self._encode)
             self._live = Live(
-                bar,
+                Encoded(ProgressLine(self._history)),
                 console=self._console,
                 transient=True,
                 # Only what would land on the bar is captured and put above it: `2>errors.txt` stays the user's.
@@ -221,95 +193,64 @@ class TerminalView:
         if live is not None:
             live.stop()
 
-    @property
-    def _width(self) -> int:
-        return self._console.width
-
-    @property
-    def _ascii_only(self) -> bool:
-        return self._console.options.ascii_only
-
-    def _encode(self, text: str) -> str:
-        return to_encoding(text, self._console.encoding)
-
-    def _say_parts(self, label: str, parts: Sequence[str], style: str = "dim") -> None:
-        """Show as many of the parts as fit on one line, the first before the last; all of them in a log."""
-        shown = list(parts)
-        while self._on_terminal and len(shown) > 2 and len("   ".join(shown)) > self._width - _LABEL - 2:
-            shown.pop()
-        self._say(label, "   ".join(part for part in shown if part), style)
-
     def _say(self, label: str, body: str | Text, style: str = "dim") -> None:
-        self._flush_line()
-        body = Text(self._encode(body)) if isinstance(body, str) else body
-        if self._quiet:
-            self._print(Text.assemble((f"{label}: ", style), body))
-        elif not self._on_terminal:
-            self._print(Text.assemble(f"  {label:<{_LABEL}}", body))
-        else:
-            grid = Table.grid()
-            grid.add_column(width=_LABEL + 2, no_wrap=True)
-            grid.add_column(overflow="fold")
-            grid.add_row(Text(f"  {label}", style), body)
-            self._print(grid)
-
-    def _print_indented(self, text: Text) -> None:
-        self._print(Padding(text, (0, 0, 0, 2)) if self._on_terminal else Text.assemble("  ", text))
+        self._print(Text.assemble((f"{label}: " if self._quiet else f"  {label:<{_LABEL}}", style), body))
 
     def _print(self, what: RenderableType) -> None:
-        if self._on_terminal:
-            self._console.print(what)
-            return
-        if not isinstance(what, Text):
+        if not self._on_terminal and not isinstance(what, Text):
             with self._console.capture() as capture:
                 self._console.print(what)
             what = Text("\n".join(line.rstrip() for line in capture.get().splitlines()))
-        self._console.print(what, soft_wrap=True)
+        self._console.print(Encoded(what), soft_wrap=not self._on_terminal)
 
 
-class _Bar:
-    """A line such as `step 12,400/20,000 ━━━━━━╸━━━ train loss 0.4512 AUC 0.7712 41.2 k samples/s 2:05 left`, as much
-    as fits."""
+def _parts(*parts: str) -> str:
+    return "   ".join(filter(None, parts))
 
-    def __init__(self, history: History, encode: summary.Encode) -> None:
-        self._history = history
-        self._encode = encode
+
+class Encoded:
+    """Anything that is shown, in characters that the terminal has."""
+
+    def __init__(self, shown: RenderableType) -> None:
+        self._shown = shown
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        history, width = self._history, min(options.max_width, summary.MAX_WIDTH)
-        total, done = format_count(history.num_steps), format_count(history.steps_done)
-        left = Text(f"  step {done:>{len(total)}}/{total} " if history.num_steps else f"  step {done} ")
+        for segment in console.render(self._shown, options):
+            yield segment._replace(text=to_encoding(segment.text, console.encoding))
+
+
+class ProgressLine:
+    """A line such as `step 12,400/20,000 ━━━━━━╸━━━ train: loss 0.4512 AUC 0.7712 41.2 k samples/s 2:05 left`, as much
+    as fits."""
+
+    def __init__(self, run: NewestEvents) -> None:
+        self._run = run
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        run, width = self._run, min(options.max_width, summary.MAX_WIDTH)
+        total, done = format_count(run.num_steps), format_count(run.steps_done)
+        left = Text(f"  step {done:>{len(total)}}/{total} " if run.num_steps else f"  step {done} ")
         right = self._right(width - left.cell_len - _MIN_BAR)
-        bar = ProgressBar(
-            total=history.num_steps, completed=history.steps_done, complete_style="cyan", finished_style="cyan"
-        ) if history.num_steps else Text("")  # a stream has no end
-        grid = Table.grid()
-        grid.add_column(width=left.cell_len, no_wrap=True)
-        grid.add_column(width=max(1, width - left.cell_len - right.cell_len))
-        grid.add_column(width=right.cell_len, no_wrap=True)
-        grid.add_row(left, bar, right)
+        grid = Table.grid(expand=True)
+        grid.width = width
+        grid.add_column(no_wrap=True)
+        grid.add_column(ratio=1)
+        grid.add_column(no_wrap=True)
+        # A stream has no end.
+        grid.add_row(left, ProgressBar(run.num_steps, run.steps_done, complete_style="cyan", finished_style="cyan")
+                     if run.num_steps else "", right)
         yield Text("")
         yield grid
 
     def _right(self, width: int) -> Text:
-        step, left = self._history.step, f"{format_clock(self._history.seconds_left):>5} left"
+        step, has_end = self._run.step, bool(self._run.num_steps)
         if not step:
-            return Text("  starting" if self._history.num_steps else "  waiting for records", "dim")
-        loss, auc = f"train: loss {format_float(step.get('loss'))}", f"AUC {format_auc(step)}"
-        pace = format_si(step.get("samples_per_s"))
-        richest_first = (
-            [loss, auc, f"{pace:>6} samples/s", left],
-            [loss, auc, f"{pace:>6}/s", left],
-            [loss, auc, left],
-            [loss, auc, left.removesuffix(" left")],
-            [loss, left.removesuffix(" left")],
-        ) if self._history.num_steps else ([loss, auc, f"{pace:>6} samples/s"], [loss, auc], [loss])
-        for parts in richest_first:
-            text = self._encode("  ".join(["", *parts]))
-            if len(text) <= width:
-                break
-        shown = Text(text)
-        read = to_float(step.get("loss"))
-        if read is not None and read != read:
-            shown.highlight_words(["loss NaN"], "bold red")
+            return Text("  starting" if has_end else "  waiting for records", "dim")
+        parts = [f"train: loss {format_float(step.get('loss'))}", f"AUC {format_auc(step)}",
+                 f"{format_si(step.get('samples_per_s')):>6} samples/s",
+                 *([f"{format_clock(self._run.seconds_left):>5} left"] if has_end else [])]
+        while len(parts) > 1 and len("  ".join(["", *parts])) > width:
+            del parts[-2 if has_end else -1]
+        shown = Text("  ".join(["", *parts]))
+        shown.highlight_words(["loss NaN"], "bold red")
         return shown

@@ -6,17 +6,18 @@ A run that is resumed continues the run it has there, found by an id that the ru
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from embark.events.events import Event
 from embark.events.metrics import readings
-from embark.events.sinks.services import LastWarning, NewestReadings, SendingSink, require_packages
+from embark.events.sinks.services import NewestReadings, SendingSink, batched, require_packages
 from embark.events.sinks.tensorboard import STEPS, tag_of
 from embark.formatting import redact
 from embark.spec.toml import flatten
@@ -90,21 +91,14 @@ class Points(NewestReadings):
             self._waiting.popleft()
 
 
-def wandb_sink(run: TrackedRun, every_s: float) -> SendingSink:
-    """Open W&B; key, entity, server and mode are those of WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL, WANDB_MODE and
-    netrc."""
-    require_packages("W&B needs the wandb package, which is not installed", "wandb", "wandb")
+def tracker_sink(name: Literal["wandb", "mlflow"], run: TrackedRun, every_s: float) -> SendingSink:
+    """Open W&B or MLflow; server, project and credentials are those of WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL,
+    WANDB_MODE and netrc, or of MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN and their like."""
+    title, package, make = {"wandb": ("W&B", "wandb", Wandb), "mlflow": ("MLflow", "mlflow-skinny", Mlflow)}[name]
+    require_packages(f"{title} needs the {package} package, which is not installed", name, name)
     run.find_or_make_id()
     points = Points()
-    return SendingSink("W&B", lambda: Wandb(run, points), every_s, points)
-
-
-def mlflow_sink(run: TrackedRun, every_s: float) -> SendingSink:
-    """Open MLflow; server and credentials are those of MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN and their like."""
-    require_packages("MLflow needs the mlflow-skinny package, which is not installed", "mlflow", "mlflow")
-    run.find_or_make_id()
-    points = Points()
-    return SendingSink("MLflow", lambda: Mlflow(run, points), every_s, points)
+    return SendingSink(title, lambda: make(run, points), every_s, points)
 
 
 class Wandb:
@@ -142,64 +136,41 @@ class Wandb:
 
 
 class Mlflow:
-    """A run of MLflow's experiment, with the spec's fields as parameters; those that a later start changed are tags."""
+    """A run of MLflow's experiment, with the spec's fields as parameters, which keep their first value."""
 
     def __init__(self, run: TrackedRun, points: Points) -> None:
         # Without them, the client tries for minutes before anyone is told.
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "2")
         os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-        from mlflow.entities import Metric
+        import mlflow
+        from mlflow.entities import Metric, Param
         from mlflow.tracking import MlflowClient
 
+        for name in ("mlflow", "urllib3"):  # the sink reports a failure once, and these would each time
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self._points, self._metric = points, Metric
-        self._warnings = [LastWarning("mlflow"), LastWarning("urllib3")]
         self._client: Any = MlflowClient()
-        try:
-            self._id = self._open(run)
-        except Exception:
-            self._listen_no_more()
-            raise
-
-    def _open(self, run: TrackedRun) -> str:
-        from mlflow.entities import Param
-
-        experiment = _experiment(self._client, run.project)
+        name = run.project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        experiment = mlflow.set_experiment(name).experiment_id
         found = self._client.search_runs([experiment], f"tags.`{TAG}` = '{run.find_or_make_id()}'", max_results=1)
         if found:
             self._client.update_run(found[0].info.run_id, status="RUNNING")
         else:
             found = [self._client.create_run(experiment, run_name=run.name, tags={TAG: run.find_or_make_id()})]
-        run_id: str = found[0].info.run_id
-        old = found[0].data.params
-        fields = {name: value[:MAX_PARAMETER] for name, value in parameters(run.config).items()}
-        new = [Param(name, value) for name, value in fields.items() if name not in old]
-        for start in range(0, len(new), MAX_AT_ONCE // 10):
-            self._client.log_batch(run_id, params=new[start : start + MAX_AT_ONCE // 10])
-        for name in (name for name, value in fields.items() if old.get(name, value) != value):
-            self._client.set_tag(run_id, name, fields[name])
-        return run_id
+        self._id: str = found[0].info.run_id
+        new = [Param(name, value[:MAX_PARAMETER]) for name, value in parameters(run.config).items()
+               if name not in found[0].data.params]
+        for some in batched(new, MAX_AT_ONCE // 10):
+            self._client.log_batch(self._id, params=some)
 
     def send(self, points: Sequence[Point]) -> None:
         metrics = [self._metric(tag, value, int(point.time_s * 1000), point.step)
                    for point in points for tag, value in point.values.items()]
-        for start in range(0, len(metrics), MAX_AT_ONCE):
-            self._client.log_batch(self._id, metrics=metrics[start : start + MAX_AT_ONCE])
+        for some in batched(metrics, MAX_AT_ONCE):
+            self._client.log_batch(self._id, metrics=some)
 
     def close(self) -> None:
-        try:
-            self._client.set_terminated(self._id, STATUS.get(self._points.outcome, "FAILED"))
-        finally:
-            self._listen_no_more()
-
-    def _listen_no_more(self) -> None:
-        for warnings in self._warnings:
-            warnings.close()
-
-
-def _experiment(client: Any, project: str) -> str:
-    name = project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-    found = client.get_experiment_by_name(name)
-    return str(found.experiment_id if found else client.create_experiment(name))
+        self._client.set_terminated(self._id, STATUS.get(self._points.outcome, "FAILED"))
 
 
 def parameters(config: Mapping[str, Any]) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """Cells of an Arrow column as numbers and as keys; those that cannot be read are marked, never raised."""
 
-from collections.abc import Sequence
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -30,12 +30,9 @@ Numbers = tuple[Array, Mask | None]
 
 _LIST_BYTES = 1 << 20
 _MICROS = pa.timestamp("us")
-_UNIT_S = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 _TRUE, _FALSE = ["true", "yes"], ["false", "no"]
-_HEX_DIGITS = np.full(256, 255, np.uint8)
-_HEX_DIGITS[list(b"0123456789abcdef")] = range(16)
-_HEX_DIGITS[list(b"ABCDEF")] = range(10, 16)
 LARGEST = float(np.finfo(np.float32).max)
+_ALL_BITS = (1 << 64) - 1
 _KEY = 0x656D6261726B2D77
 _TRIAL_ROWS = 4_096
 _WORTH_SHARE = 0.5
@@ -75,11 +72,6 @@ class CellParser:
             return np.full(len(array), np.nan), None
         if is_text(kind):
             return _numbers_of_text(self.without_missing(array), may_be_text)
-        if types.is_timestamp(kind):
-            return _finite(_floats(array.cast("int64")) * _UNIT_S[kind.unit], array)
-        if types.is_date(kind):
-            number, unit_s = ("int32", 86_400.0) if types.is_date32(kind) else ("int64", 1e-3)
-            return _finite(_floats(array.cast(number)) * unit_s, array)
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
             return _finite(_floats(array), array)
         raise DataError(f"holds {kind}, which is not a number")
@@ -204,11 +196,6 @@ def normalize_array(array: Any) -> Any:
     return array
 
 
-def join_arrays(arrays: Sequence[Any]) -> Any:
-    """Join the arrays of one column."""
-    return pa.concat_arrays(arrays)
-
-
 def is_text(kind: Any) -> bool:
     """Return whether a type is strings or bytes."""
     return kind in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
@@ -264,8 +251,6 @@ def _integers(array: Any) -> tuple[Hashes, Mask | None]:
         is_bad = is_odd & ~np.isnan(values)
         keys = np.where(is_odd, 0, values).astype(np.int64).view(np.uint64)
         return keys, is_bad if is_bad.any() else None
-    if types.is_temporal(array.type):
-        array = array.cast(pa.int32() if types.is_date32(array.type) or types.is_time32(array.type) else pa.int64())
     if not (types.is_integer(array.type) or types.is_boolean(array.type)):
         raise DataError(f"holds {array.type}, which is not an integer")
     array = array.cast(pa.uint64() if types.is_uint64(array.type) else pa.int64())
@@ -279,40 +264,30 @@ def _integers_of_text(array: Any) -> tuple[Hashes, Mask | None]:
         return _integers(text.cast(pa.int64()))
     except pa.ArrowInvalid:
         pass
-    # One by one, since there are few distinct ones among the cells that a cast to 64 bits with sign refuses.
-    is_integer = pc.match_substring_regex(text, f"^{INTEGER}$").fill_null(True).to_numpy(zero_copy_only=False)
-    keys, is_bad = np.zeros(len(text), np.uint64), ~is_integer
-    is_short = pc.less(pc.binary_length(text), 19).fill_null(True).to_numpy(zero_copy_only=False)
-    easy = pc.if_else(pa.array(is_integer & is_short), text, pa.scalar(None, text.type))
-    keys[:] = _integers(pc.replace_substring_regex(easy, r"^\+", "").cast(pa.int64()))[0]
-    for row in np.flatnonzero(is_integer & ~is_short):
-        value = int(text[int(row)].as_py())
-        if -(1 << 63) <= value < 1 << 64:
-            keys[row] = value & ((1 << 64) - 1)
-        else:
-            is_bad[row] = True
-    return keys, is_bad if is_bad.any() else None
+    # One by one: among cells that a cast to 64 bits with sign refuses, few are distinct.
+    encoded = as_bytes(array).dictionary_encode()
+    found = [_integer(word) for word in encoded.dictionary.to_pylist()]
+    indices = encoded.indices.fill_null(len(found)).to_numpy(zero_copy_only=False)
+    keys = np.array([(value or 0) & _ALL_BITS for value in (*found, 0)], np.uint64)[indices]
+    return keys, np.array([value is None for value in (*found, 0)])[indices]
+
+
+def _integer(word: bytes) -> int | None:
+    """Return an integer of 64 bits, with sign or without; None if it is anything else."""
+    value = int(word) if len(word) <= 40 and re.fullmatch(INTEGER.encode(), word) else 1 << 64
+    return value if -(1 << 63) <= value < 1 << 64 else None
 
 
 def _hexadecimal(array: Any) -> tuple[Hashes, Mask | None]:
     """Read up to 16 digits, with `0x` before them or not."""
-    starts, lengths, text = buffers_of(array)
-    keys = np.zeros(len(array), np.uint64)
-    last = len(text) - 1
-    if last < 0:
-        text, last = np.zeros(1, np.uint8), 0
-    has_prefix = (lengths > 2) & (text[np.minimum(starts, last)] == ord("0"))
-    has_prefix &= (text[np.minimum(starts + 1, last)] | 32) == ord("x")
-    starts, lengths = starts + 2 * has_prefix, lengths - 2 * has_prefix
-    is_bad = lengths > 16
-    for index in range(int(min(lengths.max(initial=0), 16))):
-        is_here = lengths > index
-        digit = _HEX_DIGITS[text[np.minimum(starts + index, last)]]
-        is_bad |= is_here & (digit == 255)
-        keys = np.where(is_here, (keys << np.uint64(4)) | (digit & np.uint8(15)), keys)
-    is_null = _nulls(array)
-    is_bad |= lengths == 0 if is_null is None else (lengths == 0) & ~is_null
-    return keys, is_bad if is_bad.any() else None
+    text = as_text(array)
+    if pc.any(pc.starts_with(text, "0x", ignore_case=True)).as_py():
+        text = pc.replace_substring_regex(text, "^0[xX]", "")
+    is_hex = pc.match_substring_regex(text, "^[0-9a-fA-F]{1,16}$")
+    digits = pc.utf8_lpad(pc.if_else(is_hex.fill_null(False), text, "0"), 16, "0")
+    _, _, padded = buffers_of(digits)
+    keys = np.frombuffer(bytes.fromhex(padded.tobytes().decode()), ">u8").astype(np.uint64)
+    return keys, ~is_hex.fill_null(True).to_numpy(zero_copy_only=False)
 
 
 def _nulls(array: Any) -> Mask | None:
@@ -328,12 +303,9 @@ def hash_words(array: Any) -> Hashes:
 
     Id maps outlive the program, so this hash never changes: its definition is the plain one in the tests.
     """
-    if isinstance(array, pa.DictionaryArray):
-        encoded = array
-    elif _repeats(array):
-        encoded = array.dictionary_encode()
-    else:
+    if not _repeats(array):
         return hash_bytes(trim(array))
+    encoded = array.dictionary_encode()
     words = trim(encoded.dictionary)
     if not len(words):
         return np.zeros(len(array), np.uint64)

@@ -9,17 +9,14 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from embark.errors import DataError
-from embark.features.arrays import Bytes, Floats, Int64s, Mask
+from embark.features.arrays import Floats, Int64s, Mask
 from embark.features.arrow.cells import (
     LARGEST,
     CellParser,
     SparseCells,
     Times,
-    as_text,
-    is_text,
     normalize_array,
     parse_times,
 )
@@ -29,8 +26,6 @@ from embark.features.values import MEANINGS, json_cell
 from embark.spec.data import PrepareSpec
 
 SplitCell = Callable[[str], list[str]]
-SPLIT_WORDS = {"train": 0, "training": 0, "validation": 1, "valid": 1, "val": 1, "eval": 1, "test": 2}
-"""What a split column may say, and the position in SPLITS that it means."""
 _MAX_CELL_CHARS = 40
 _UNCUT = 1 << 31
 
@@ -42,7 +37,6 @@ class Location:
     lines: Int64s  # [n]: within the segment, counted from 0; of Parquet, the row.
     positions: Int64s  # See `RawRows`.
     num_lines: int
-    read_bytes: int = 0
     bad: Sequence[BadRow] = ()  # Rows with another number of fields, which are not in the columns.
 
 
@@ -77,14 +71,11 @@ class RowParser:
         # Lists of weighted ids are cut once it is known that they are as long as their weights.
         self._sparse = tuple(replace(column, max_ids=_UNCUT) if column.weights_of or column.name in weighted else column
                              for column in schema.sparse)
-        wanted = [schema.label, *(label.name for label in schema.labels), *schema.dense,
-                  *(s.source for s in schema.sparse), *(time.name for time in schema.times), schema.split_column]
-        self._columns = [name for name in dict.fromkeys(wanted) if name]
 
     @property
     def columns(self) -> list[str]:
         """The columns of the input that are needed."""
-        return self._columns
+        return list(self._schema.needed)
 
     @property
     def id_columns(self) -> set[str]:
@@ -126,14 +117,13 @@ class RowParser:
             bad.add(found.is_bad, sparse.source, array, what)
             keys.append(found)
         self._pair_weights(keys, cells, bad)
-        split = self._split(cells[schema.split_column], bad) if schema.split_column else None
         examples = [*location.bad, *(BadRow(int(location.lines[row]), why) for row, why in bad.whys.items())]
         examples.sort(key=lambda row: row.line)
         rows = RawRows(
             location.positions, label, dense, tuple(k.keys for k in keys), tuple(k.lengths for k in keys),
-            tuple(k.is_missing for k in keys), split, tuple(examples[:MAX_QUOTED]),
+            tuple(k.is_missing for k in keys), bad=tuple(examples[:MAX_QUOTED]),
             reasons=bad.reasons + Counter(row.why for row in location.bad), num_cut=sum(k.num_cut for k in keys),
-            num_lines=location.num_lines, read_bytes=location.read_bytes,
+            num_lines=location.num_lines,
             time=times[schema.time_column].micros if schema.is_split_by_time else None,
         )
         return rows.select(~bad.mask) if bad.mask.any() else rows
@@ -212,20 +202,11 @@ class RowParser:
                 bad.add(times.is_missing, column.name, array, "is empty; a split by time needs one in every row")
         return found
 
-    def _split(self, array: Any, bad: _Bad) -> Bytes:
-        text = as_text(array) if is_text(array.type) else array.cast(pa.string())
-        words = pc.ascii_lower(pc.ascii_trim_whitespace(text))
-        position = pc.index_in(words, value_set=pa.array(list(SPLIT_WORDS))).fill_null(-1)
-        found = position.to_numpy(zero_copy_only=False)
-        bad.add(found < 0, self._schema.split_column, array, "is neither train, validation nor test")
-        split: Bytes = np.array([*SPLIT_WORDS.values(), 0], np.uint8)[found]
-        return split
-
 
 def number_columns(schema: Schema) -> dict[str, Literal["number", "integer"]]:
     """Return the columns that are nothing but dense, or nothing but integers of one value."""
     found: dict[str, Literal["number", "integer"]] = dict.fromkeys(schema.dense, "number")
-    other = {schema.label, schema.split_column, *(time.name for time in schema.times)}
+    other = {schema.label, *(time.name for time in schema.times)}
     for column in schema.sparse:
         if column.kind == "integer" and not column.is_list and column.source not in schema.dense:
             found[column.source] = "integer"

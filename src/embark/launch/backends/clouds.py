@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
-from embark.launch.backend import Resource, RunEvent, explain, time_s
+from embark.launch.backend import Resource, explain
 from embark.launch.backends.machines import RUN_FOLDER
 from embark.launch.shell import CommandResult, Shell
 from embark.launch.supervisor_client import Host, ssh_words
@@ -131,9 +131,6 @@ class Cloud(CloudCommands, ABC):
         """Read a machine from one row of the answer to `machines`."""
 
     @abstractmethod
-    def events_of(self, row: dict[str, Any]) -> list[RunEvent]: ...
-
-    @abstractmethod
     def create(self, index: int) -> None: ...
 
     @abstractmethod
@@ -143,10 +140,6 @@ class Cloud(CloudCommands, ABC):
         """Return the newest machine of each index that the cloud still knows."""
         rows = [row for row in self.rows("machines") if re.search(r"-\d+$", str(row["name"]))]
         return sorted(map(self.machine, rows), key=lambda machine: machine.index)
-
-    def events(self) -> list[RunEvent]:
-        return sorted((event for row in self.rows("events") for event in self.events_of(row)),
-                      key=lambda event: event.time_s)
 
     def rows(self, command: str) -> list[dict[str, Any]]:
         return self.read(command) or []
@@ -253,15 +246,6 @@ class Aws(Cloud):
             time.sleep(1.0)
         return ""
 
-    def events_of(self, row: dict[str, Any]) -> list[RunEvent]:
-        name, launched_s = f"{self.job.name}-{_tag(row, 'embark-rank')}", time_s(row.get("LaunchTime")) or 0.0
-        found = [RunEvent(launched_s, name, "Launched", str(row["InstanceId"]), is_warning=False)]
-        reason, at = row.get("StateReason") or {}, re.search(r"\((.*)\)", row.get("StateTransitionReason") or "")
-        if reason and at:
-            code = str(reason.get("Code"))
-            found.append(RunEvent(time_s(at[1]) or 0.0, name, code, str(reason.get("Message")), "Spot" in code))
-        return found
-
     def rows(self, command: str) -> list[dict[str, Any]]:
         found = self.read(command) or {}
         return [row for reservation in found.get("Reservations", ()) for row in reservation["Instances"]]
@@ -294,14 +278,6 @@ class Azure(Cloud):
         return Machine(
             int(name.rpartition("-")[2]), str(row.get("vmId") or name), name, "gone" if phase == "Deleting" else state,
             name, str(row.get("publicIps") or "").partition(",")[0], why="" if state == "running" else power)
-
-    def events_of(self, row: dict[str, Any]) -> list[RunEvent]:
-        said, status = row.get("operationName") or {}, row.get("status") or {}
-        source = str(row.get("resourceId") or "").rpartition("/")[2]
-        return [RunEvent(time_s=time_s(row.get("eventTimestamp")) or 0.0, source=source,
-                         reason=str(said.get("localizedValue") or said.get("value") or ""),
-                         text=str(status.get("localizedValue") or status.get("value") or ""),
-                         is_warning=str(row.get("level")) in ("Warning", "Error", "Critical"))]
 
     def create(self, index: int) -> None:
         rank, words = str(index), azure.grant_words(self.job)
@@ -340,14 +316,6 @@ class Gcp(Cloud):
         state = self.table["states"].get(status, "stopped")
         return Machine(int(name.rpartition("-")[2]), str(row.get("id") or name), name, state, inside=name,
                        why="" if state == "running" else status)
-
-    def events_of(self, row: dict[str, Any]) -> list[RunEvent]:
-        kind, errors = str(row.get("operationType") or ""), (row.get("error") or {}).get("errors", ())
-        said = "; ".join(str(error.get("message")) for error in errors)
-        name = str(row.get("targetLink") or "").rpartition("/")[2]
-        return [RunEvent(time_s(row.get("insertTime")) or 0.0, name, kind,
-                         said or str(row.get("statusMessage") or row.get("status") or ""),
-                         kind == "compute.instances.preempted" or bool(errors))]
 
     def create(self, index: int) -> None:
         keys = self.folder / "ssh-keys"

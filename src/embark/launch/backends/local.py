@@ -1,15 +1,11 @@
-"""This machine: a supervised training run or server that outlives the terminal, found again by its folder."""
+"""This machine: a supervised training run that outlives the terminal, found again by its folder."""
 
-import os
-import socket
 import sys
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from embark.errors import Fault, UserError
-from embark.export.artifact import current_version, no_versions, open_versions
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch import supervisor
 from embark.launch.backend import (
@@ -26,10 +22,7 @@ from embark.launch.backend import (
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
 from embark.launch.supervisor_client import PROGRAM, SupervisorState, job_json, status_of
-from embark.render.serving import artifact_of, server_name
 from embark.spec import RunSpec, to_toml
-from embark.spec.serve import DRAIN_S
-from embark.spec.user_code import file_of
 from embark.store import run_uri, write_atomic
 from embark.store.run_dir import SPEC
 
@@ -40,10 +33,6 @@ class Local(LaunchBackend):
     """Runs `embark train` here, a rank for each GPU."""
 
     poll_s = 0.5
-    restarts = False  # A crashed process is started again.
-    source = "rank 0"  # The source of a line that names no rank.
-    ending = "it saves a last checkpoint"
-    resumed = "embark launch resumes it from the last checkpoint in {}"
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         # JAX is one process for all of a machine's devices.
@@ -71,7 +60,7 @@ class Local(LaunchBackend):
             return
         write_atomic(folder / SPEC, to_toml(request.spec, only_set=True))
         write_atomic(folder / supervisor.JOB, job_json(
-            command, cwd=handle.where["cwd"], restarts=self.restarts,
+            command, cwd=handle.where["cwd"], restarts=False,
             # Safe path: a file of the user's folder that is named like one of ours must not be imported.
             env={"PYTHONUNBUFFERED": "1", "PYTHONSAFEPATH": "1", "EMBARK_GRACE_S": str(handle.where["grace_s"])}))
         request.record(Resource(f"the processes of {handle.name} on this machine", f"embark cancel {handle.name}"))
@@ -85,47 +74,44 @@ class Local(LaunchBackend):
         if state.pid == 0:
             return Status(state="gone", reason=f"{handle.name} was not started on this machine",
                           fix="embark launch starts it")
-        status = status_of({0: state}, {0: f"process {state.orphan or state.pid}"}, handle.run_uri)
+        status = status_of({0: state}, {0: f"process {state.pid}"}, handle.run_uri)
         if not state.is_lost:
             return status if state.code is None else replace(status, replicas=())
-        return replace(status, state="failed", replicas=(), fix=self.resumed.format(handle.run_uri),
+        return replace(status, state="failed", replicas=(),
+                       fix=f"embark launch resumes it from the last checkpoint in {handle.run_uri}",
                        reason="its process is gone without an exit code: killed, or rebooted")
 
-    def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        path = handle.folder / supervisor.LOG
-        if not path.exists() and not follow:
-            raise UserError(f"{handle.name} has no log yet", fix=f"embark status {handle.name}")
-        partial, offset = b"", 0
-        while True:
-            is_over = not follow or self.status(handle).has_ended
-            with path.open("rb") if path.exists() else open(os.devnull, "rb") as file:
-                file.seek(offset)
-                while piece := file.read(1 << 20):
-                    offset += len(piece)
-                    *lines, partial = (partial + piece).split(b"\n")
-                    yield from map(self._line, lines)
-            if is_over:
-                if partial:
-                    yield self._line(partial)
+    def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
+        path, offset = handle.folder / supervisor.LOG, 0
+
+        def read() -> Iterator[LogLine]:
+            nonlocal offset
+            if not path.exists():
                 return
-            time.sleep(self.poll_s)
+            with path.open("rb") as file:
+                file.seek(offset)
+                for raw in file:
+                    if not raw.endswith(b"\n"):  # it is being written
+                        return
+                    offset += len(raw)
+                    yield self._line(raw.rstrip(b"\n"))
+
+        return read
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         """Send SIGTERM, on which the trainer saves and ends."""
-        remains, state = self.remains(handle), self._state(handle)
+        remains, state = (handle.checkpoints,), self._state(handle)
         if not state.is_alive:
             return CancelResult((), remains)
         grace_s = handle.where["grace_s"]
         self._supervise(handle, "stop")
-        pid = state.orphan or state.pid
-        self._notify(f"stopping process {pid}; {self.ending}, within {format_duration(grace_s)}")
+        pid = state.pid
+        self._notify(f"stopping process {pid}; it saves a last checkpoint, within {format_duration(grace_s)}")
         if not self._wait(handle, lambda: not self._state(handle).is_alive, grace_s):
             self._supervise(handle, "kill")
-            return CancelResult((f"process {pid}, killed after its grace period, before {self.ending}",), remains)
+            killed = f"process {pid}, killed after its grace period, before it saved a last checkpoint"
+            return CancelResult((killed,), remains)
         return CancelResult((f"process {pid}",), remains)
-
-    def remains(self, handle: RunHandle) -> tuple[Resource, ...]:
-        return (handle.checkpoints,)
 
     def _state(self, handle: RunHandle) -> SupervisorState:
         """Return the supervisor's state from its files: a command for each look would be slow."""
@@ -145,70 +131,8 @@ class Local(LaunchBackend):
     def _line(self, raw: bytes) -> LogLine:
         stamp, _, text = raw.decode(errors="replace").partition(" ")
         rank, text = split_rank(text)
-        return LogLine(time_ns(stamp), f"rank {rank}" if rank else self.source, text, 0)
+        return LogLine(time_ns(stamp), f"rank {rank or 0}", text, 0)
 
 
 def num_gpus() -> int:
     return len(list(Path("/dev").glob("nvidia[0-9]*")))
-
-
-PORT = 8000
-
-
-class LocalServer(Local):
-    """Serves an exported model here."""
-
-    restarts = True
-    source = "server"
-    ending = "it answers what it accepted"
-    resumed = "embark launch starts it again"
-
-    def handle_of(self, spec: RunSpec) -> RunHandle:
-        artifact = artifact_of(spec)
-        artifact = artifact if "://" in artifact else str(Path(artifact).expanduser().absolute())
-        name, port = server_name(spec.name), _free_port()
-        where = {
-            "folder": str(registry_dir() / "local" / name), "cwd": str(Path.cwd()), "port": port,
-            "model_file": file_of(spec.model.kind) if spec.model.is_custom else "", "grace_s": DRAIN_S + 5,
-        }
-        return RunHandle(name=name, backend="local-server", where=where, run_uri=artifact,
-                         title=f"{name} on this machine: http://127.0.0.1:{port}")
-
-    def check(self, request: LaunchRequest) -> None:
-        super().check(request)
-        artifact = request.handle.run_uri
-        if not current_version(open_versions(artifact)):
-            raise no_versions(artifact)
-
-    def submit(self, request: LaunchRequest) -> None:
-        if name := request.handle.where["model_file"]:
-            write_atomic(request.handle.folder / name, request.spec.model.code)
-        super().submit(request)
-
-    def status(self, handle: RunHandle) -> Status:
-        status = super().status(handle)
-        if self._state(handle).was_stopped:
-            return replace(status, state="gone", reason="stopped", fix=self.resumed)
-        return status
-
-    def remains(self, handle: RunHandle) -> tuple[Resource, ...]:
-        return (artifact_remains(handle),)
-
-    def _command(self, handle: RunHandle, folder: Path) -> list[str]:
-        own = [f"--model-file={folder / str(name)}"] if (name := handle.where["model_file"]) else []
-        return [sys.executable, "-m", "embark", "serve", handle.run_uri, f"--port={handle.where['port']}", *own]
-
-
-def artifact_remains(handle: RunHandle) -> Resource:
-    return Resource(f"the exported model in {handle.run_uri}", "remains until you delete it")
-
-
-def _free_port() -> int:
-    """Return the usual port, or any if another program has it."""
-    for port in (PORT, 0):
-        try:
-            with socket.create_server(("127.0.0.1", port)) as listener:
-                return int(listener.getsockname()[1])
-        except OSError:
-            continue
-    raise UserError("no port of 127.0.0.1 is free", fix="end a program that listens there")

@@ -11,8 +11,16 @@ from functools import cached_property
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
-from embark.launch.backend import CancelResult, LaunchBackend, LaunchRequest, LogLine, Resource, RunHandle, Status
-from embark.launch.log_tail import LogSource, read_logs, tail_logs
+from embark.launch.backend import (
+    CancelResult,
+    LaunchBackend,
+    LaunchRequest,
+    LogLine,
+    Resource,
+    RunHandle,
+    Status,
+    read_logs,
+)
 from embark.launch.run_registry import run_outcome
 from embark.launch.supervisor_client import Host, LogPosition, SupervisorClient, names_of
 from embark.render.job import Job, make_job
@@ -39,7 +47,7 @@ class MachinesBackend(LaunchBackend):
     """A run's machines. A folder of this user identifies them until `cancel`."""
 
     can_recover = True
-    poll_s = 15.0
+    poll_s = 5.0
 
     @cached_property
     def _ssh(self) -> SupervisorClient:
@@ -76,20 +84,9 @@ class MachinesBackend(LaunchBackend):
     def status(self, handle: RunHandle) -> Status:
         return self._inspect(handle)[1]
 
-    def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
+    def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
         positions: dict[int, LogPosition] = {}
-
-        def look() -> tuple[list[LogSource], bool]:
-            hosts, status = self._inspect(handle)
-            return self._ssh.log_sources(hosts, positions), status.has_ended
-
-        hosts, status = self._inspect(handle)
-        if not hosts and not follow:
-            raise UserError(f"{handle.name} has no machine to read logs from: it is {status.state}. {status.reason}",
-                            fix=status.fix)
-        yield from read_logs(self._ssh.log_sources(hosts, positions))
-        if follow and not status.has_ended:
-            yield from tail_logs(look, self.poll_s)
+        return lambda: read_logs(self._ssh.log_sources(self._inspect(handle)[0], positions))
 
     def recover(self, handle: RunHandle) -> None:
         self._recreate(handle, self._job(handle))

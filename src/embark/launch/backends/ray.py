@@ -7,15 +7,13 @@ import os
 import re
 import time
 import zipfile
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from embark.catalog import load_catalog
-from embark.errors import EmbarkError, Mistake, SpecError, UserError
-from embark.formatting import format_duration, pluralize, to_one_line
+from embark.errors import Mistake, SpecError, UserError
+from embark.formatting import format_duration, pluralize
 from embark.kubernetes.names import dns_label
 from embark.launch.backend import (
     CancelResult,
@@ -25,9 +23,7 @@ from embark.launch.backend import (
     Reason,
     Replica,
     Resource,
-    RunEvent,
     RunHandle,
-    State,
     Status,
     explain_exit,
     ray_address,
@@ -50,69 +46,39 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def status_of(
-    job: Mapping[str, Any], actors: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]],
-    nodes: Sequence[Mapping[str, Any]], *, num_machines: int, name: str, run_uri: str,
+    job: Mapping[str, Any], actors: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]], handle: RunHandle,
 ) -> Status:
-    """Return the status of a job that the cluster knows. `groups` are Ray's placement groups, which the workers wait
-    for."""
+    """Return the status of a job that the cluster knows."""
     workers = [actor for actor in actors if actor.get("class_name") == WORKER]
     lost = [actor for actor in workers if _died(actor)]
     num_restarts = max(len({actor.get("placement_group_id") for actor in workers}) - 1, 0)
     now = [actor for actor in workers if actor.get("state") != "DEAD"]
-    replicas = tuple(_replica(actor, nodes) for actor in sorted(now, key=lambda a: str(a.get("node_id"))))
     since_s = float(job["start_time"]) / 1000 if job.get("start_time") else None
-
-    def make(state: State, reason: Reason) -> Status:
-        return Status(state=state, reason=to_one_line(reason.text), fix=to_one_line(reason.fix), replicas=replicas,
-                      since_s=since_s, num_restarts=num_restarts)
-
+    status = Status(
+        "pending", replicas=tuple(_replica(actor, nodes) for actor in sorted(now, key=lambda a: str(a.get("node_id")))),
+        since_s=since_s, num_restarts=num_restarts)
     state = str(job.get("status", ""))
-    lasted_s = (job["end_time"] - job["start_time"]) / 1000 if job.get("end_time") and since_s else None
-    took = "a while" if lasted_s is None else format_duration(lasted_s)
+    took = format_duration(job["end_time"] / 1000 - since_s) if job.get("end_time") and since_s else "a while"
+    restarted = _restarted(num_restarts, lost)
     if state == "SUCCEEDED":
-        return make("succeeded", Reason(f"took {took}" + (f"; {_restarted(num_restarts, lost)}" if lost else "")))
+        return status.become("succeeded", f"took {took}" + (f"; {restarted}" if lost else ""))
     if state == "STOPPED":
-        return make("gone", Reason(f"stopped after {took}", f"its checkpoints are in {run_uri}"))
+        return status.become("gone", f"stopped after {took}", f"its checkpoints are in {handle.run_uri}")
     if state == "FAILED":
-        return make("failed", _why_failed(job, name))
+        why = _why_failed(job, handle.name)
+        return status.become("failed", why.text, why.fix)
     if state == "PENDING":
-        return make("pending", Reason(str(job.get("message") or "Ray is starting it")))
-    waiting = [group for group in groups if group.get("state") in ("PENDING", "RESCHEDULING", "PREPARED")]
-    if waiting:
-        reason = _why_waiting(waiting[-1], nodes)
-        if num_restarts or lost:
-            reason = Reason(f"{_restarted(num_restarts, lost)}; it {reason.text}", reason.fix)
-        return make("restarting" if num_restarts or lost else "pending", reason)
-    num_up = sum(actor.get("state") == "ALIVE" for actor in now)
-    if num_up < num_machines:
-        text = f"{num_up} of {pluralize(num_machines, 'worker')} started"
-        if lost:
-            return make("restarting", Reason(f"{_restarted(num_restarts, lost)}; {text}"))
-        return make("pending", Reason(text))
-    return make("running", Reason(_restarted(num_restarts, lost) if num_restarts else ""))
-
-
-def events_of(
-    job: Mapping[str, Any], actors: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]],
-) -> list[RunEvent]:
-    """Return events that Ray reports, by time; Ray does not report when a worker died."""
-    found = [
-        RunEvent(0.0, _who(actor), str(_context(actor).get("reason", "Died")),
-                 _context(actor).get("error_message", ""), True)
-        for actor in actors if actor.get("class_name") == WORKER and _died(actor)]
-    began_ms = int(job.get("start_time") or 0)
-    found += [
-        RunEvent(int(node.get("end_time_ms") or 0) / 1000, f"machine {node.get('node_ip')}", "NodeDied",
-                 node.get("state_message") or "it left the cluster", True)
-        for node in nodes if node.get("state") == "DEAD" and int(node.get("end_time_ms") or 0) >= began_ms]
-    if began_ms:
-        found.append(RunEvent(began_ms / 1000, str(job.get("submission_id")), "Submitted",
-                              job.get("entrypoint", ""), False))
-    if job.get("end_time"):
-        said = str(job.get("message") or "").partition("\n")[0]
-        found.append(RunEvent(int(job["end_time"]) / 1000, str(job.get("submission_id")), str(job.get("status")), said,
-                              job.get("status") == "FAILED"))
-    return sorted(found, key=lambda event: event.time_s)
+        return status.become("pending", str(job.get("message") or "Ray is starting it"))
+    num_up, num_machines = sum(actor.get("state") == "ALIVE" for actor in now), handle.where["num_machines"]
+    if num_up >= num_machines:
+        return status.become("running", restarted)
+    text, fix = f"{num_up} of {pluralize(num_machines, 'worker')} started", ""
+    if (num_there := can_hold(nodes, handle)) < num_machines:
+        text = f"waits for {num_machines} x {resources_text(handle)}: the cluster has {num_there}"
+        fix = "add machines to the cluster, or set place.nodes to fewer"
+    if restarted:
+        return status.become("restarting", f"{restarted}; {text}", fix)
+    return status.become("pending", text, fix)
 
 
 def line_of(text: str) -> LogLine:
@@ -129,29 +95,22 @@ def line_of(text: str) -> LogLine:
     return LogLine(at_ns, f"{said[1]} {said[2]}", said[3], int(said[2]) if said[1] == "machine" else None)
 
 
-def resources_text(resources: Mapping[str, float]) -> str:
-    """`{CPU: 2, GPU: 8}`, as Ray writes it, without internal resources."""
-    shown = {name: value for name, value in resources.items() if name in ("CPU", "GPU", "TPU")}
-    return "{" + ", ".join(f"{name}: {value:g}" for name, value in sorted((shown or resources).items())) + "}"
+def wanted(handle: RunHandle) -> dict[str, int]:
+    """Return the resources that each machine contributes, by Ray's names."""
+    gpus = {"GPU": handle.where["num_processes"]} if handle.where["use_gpu"] else {}
+    return {"CPU": handle.where["num_cpus"], **gpus}
 
 
-def can_hold(nodes: Sequence[Mapping[str, Any]], resources: Mapping[str, float]) -> int:
+def resources_text(handle: RunHandle) -> str:
+    """`{CPU: 2, GPU: 8}`, as Ray writes it."""
+    return "{" + ", ".join(f"{name}: {value}" for name, value in wanted(handle).items()) + "}"
+
+
+def can_hold(nodes: Sequence[Mapping[str, Any]], handle: RunHandle) -> int:
     """Return the number of machines that are large enough, busy or not."""
     return sum(node.get("state") == "ALIVE" and all(
-        float(node.get("resources_total", {}).get(name, 0.0)) >= value for name, value in resources.items())
+        float(node.get("resources_total", {}).get(name, 0.0)) >= value for name, value in wanted(handle).items())
         for node in nodes)
-
-
-def _why_waiting(group: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Reason:
-    bundles = [bundle.get("unit_resources", {}) for bundle in group.get("bundles") or ()]
-    if not bundles:
-        return Reason("waits for machines")
-    largest = max(bundles, key=lambda resources: sum(resources.values()))
-    num_there = can_hold(nodes, largest)
-    begins = f"waits for {len(bundles)} x {resources_text(largest)}: the cluster has {num_there}"
-    if num_there >= len(bundles):
-        return Reason(f"{begins}, and other jobs use them", "wait for them, or ray job list and stop one")
-    return Reason(begins, "add machines to the cluster, or set place.nodes to fewer")
 
 
 def _why_failed(job: Mapping[str, Any], name: str) -> Reason:
@@ -169,10 +128,9 @@ def _why_failed(job: Mapping[str, Any], name: str) -> Reason:
 
 def _restarted(num_restarts: int, lost: Sequence[Mapping[str, Any]]) -> str:
     if not lost:
-        return f"restarted {pluralize(num_restarts, 'time')}"
-    reasons = Counter(str(_context(actor).get("error_message", "")).partition(". ")[0] for actor in lost)
-    why = "; ".join(to_one_line(reason)[:200] for reason in reasons if reason)
-    return f"{pluralize(len(lost), 'worker')} lost so far" + (f" ({why})" if why else "")
+        return f"restarted {pluralize(num_restarts, 'time')}" if num_restarts else ""
+    reasons = {str(_context(actor).get("error_message", "unknown")).partition(". ")[0][:200]: None for actor in lost}
+    return f"{pluralize(len(lost), 'worker')} lost so far ({'; '.join(reasons)})"
 
 
 def _died(actor: Mapping[str, Any]) -> bool:
@@ -186,14 +144,10 @@ def _context(actor: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _replica(actor: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Replica:
-    state = {"ALIVE": "running"}.get(str(actor.get("state")), "waiting")
     node = next((node for node in nodes if node.get("node_id") == actor.get("node_id")), None)
     where = f" on {node['node_ip']}" if node else ""
-    return Replica(f"{_who(actor)}{where}", None, state)
-
-
-def _who(actor: Mapping[str, Any]) -> str:
-    return f"worker {actor.get('pid')}"
+    state = "running" if actor.get("state") == "ALIVE" else "waiting"
+    return Replica(f"worker {actor.get('pid')}{where}", None, state)
 
 
 GRACE_S = 120  # Time for a last checkpoint, unless the spec sets it: the machines stay.
@@ -205,8 +159,6 @@ RUN = "embark_run"  # The key of a job's metadata that has the run's name.
 
 class Ray(LaunchBackend):
     """A run on the cluster at `ray_address()` when it is launched; afterwards on the cluster that it is in."""
-
-    poll_s = 2.0
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         where = ray_address()
@@ -222,23 +174,14 @@ class Ray(LaunchBackend):
 
     def check(self, request: LaunchRequest) -> None:
         handle = request.handle
-        jobs = self._read(handle, "api/jobs/") or []
+        jobs = self._read(handle.where["context"], "api/jobs/") or []
         same = [job for job in jobs if (job.get("metadata") or {}).get(RUN) == handle.name
                 and job.get("status") in ACTIVE]
         if same:
             raise self._exists(f"{same[0].get('submission_id')} of {handle.where['context']}", handle)
-        if self._shell.is_dry:
-            return
-        where, num_machines = handle.where, handle.where["num_machines"]
-        gpus = {"GPU": where["num_processes"]} if where["use_gpu"] else {}
-        wanted = {"CPU": where["num_cpus"], **gpus}
-        num_there = can_hold(self._nodes(handle), wanted)
-        if num_there < num_machines:
-            self._notify(f"the cluster has {pluralize(num_there, 'machine')} with {resources_text(wanted)}, and the "
-                         f"run needs {num_machines}: it waits for them")
 
     def submit(self, request: LaunchRequest) -> None:
-        handle, client = request.handle, self._client(request.handle)
+        handle, client = request.handle, self._client(request.handle.where["context"])
         where, identity = handle.where["context"], handle.where["id"]
         package = _package(request.spec, handle)
         name = f"_ray_pkg_{hashlib.sha256(package).hexdigest()[:16]}.zip"
@@ -266,64 +209,44 @@ class Ray(LaunchBackend):
             return Status(state="gone", reason=f"the Ray cluster {handle.where['context']} has no "
                           f"{handle.where['id']}: it was deleted, or the cluster was restarted",
                           fix=f"its checkpoints and events are in {handle.run_uri}")
-        actors, groups = self._of_job(handle, job, "actors"), self._of_job(handle, job, "placement_groups")
-        return status_of(job, actors, groups, self._nodes(handle), num_machines=handle.where["num_machines"],
-                         name=handle.name, run_uri=handle.run_uri)
+        filters = ("filter_keys", "job_id"), ("filter_predicates", "="), ("filter_values", str(job.get("job_id")))
+        # A job without a number has not begun.
+        actors = self._rows(handle.where["context"], "actors", *filters) if job.get("job_id") else []
+        return status_of(job, actors, self._rows(handle.where["context"], "nodes"), handle)
 
-    def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        num_seen, stamped = 0, dict[str, None]()
-        while True:
-            is_over = not follow or self.status(handle).has_ended
-            client = self._client(handle)
-            response = client.request("GET", f"{self._url(handle)}/logs")
-            if response.is_missing:
-                raise UserError(f"the Ray cluster has no log of {handle.name}", fix=f"embark status {handle.name}")
-            if not response.is_ok:
-                raise client.error(response, "return its log")
-            text = str((response.json() or {}).get("logs", ""))
-            # The last line may not be complete yet.
-            complete = text if is_over else text[:text.rfind("\n") + 1]
+    def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
+        num_seen, stamped = 0, set[str]()
+
+        def read() -> Iterator[LogLine]:
+            nonlocal num_seen
+            time.sleep(num_seen / BYTES_PER_POLL_S)
+            text = str((self._read(handle.where["context"], f"{_path(handle)}/logs") or {}).get("logs", ""))
+            complete = text[:text.rfind("\n") + 1]
             for raw in complete[num_seen:].splitlines():
                 line = line_of(raw)
                 # Two of Ray's nodes on one machine both pass on what is written there.
-                if line.time_ns and raw in stamped:
-                    continue
-                stamped[raw] = None
-                if len(stamped) > 10_000:
-                    del stamped[next(iter(stamped))]
-                yield line
+                if not line.time_ns or raw not in stamped:
+                    yield line
+                stamped.add(raw)
             num_seen = len(complete)
-            if is_over:
-                return
-            time.sleep(max(self.poll_s, len(response.body) / BYTES_PER_POLL_S))
 
-    def events(self, handle: RunHandle) -> list[RunEvent]:
-        job = self._job(handle)
-        return [] if job is None else events_of(job, self._of_job(handle, job, "actors"), self._nodes(handle))
+        return read
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         """The script passes SIGTERM on to the ranks, which save and end; Ray waits for it during their grace period."""
-        client, identity = self._client(handle), handle.where["id"]
-        remains = (handle.checkpoints,
-                   Resource(f"the Ray cluster {handle.where['context']}", "not created by embark launch"))
-        record = Resource(f"the record and the log of Ray job {identity}", f"embark cancel {handle.name} again")
-        job = self._job(handle)
-        if job is None and not self._shell.is_dry:
+        where, identity, grace_s = handle.where["context"], handle.where["id"], handle.where["grace_s"]
+        remains = (Resource(f"the record and the log of Ray job {identity}", f"ray job delete {identity}"),
+                   handle.checkpoints, Resource(f"the Ray cluster {where}", "not created by embark launch"))
+        if not self._shell.is_dry and (self._job(handle) or {}).get("status") not in ACTIVE:
             return CancelResult((), remains)
-        if self._shell.is_dry or (job is not None and job.get("status") in ACTIVE):
-            response = client.request("POST", f"{self._url(handle)}/stop")
-            if not response.is_ok:
-                raise client.error(response, "stop it")
-            grace_s = handle.where["grace_s"]
-            self._notify(f"stopping the ranks; they save a last checkpoint, within {format_duration(grace_s)}")
-            is_complete = self._wait(handle, lambda: (self._job(handle) or {}).get("status") not in ACTIVE,
-                                     grace_s + END_MARGIN_S)
-            # Not deleted at once: Ray still writes how it ended, and would create it anew.
-            return CancelResult((f"Ray job {identity}",) if is_complete else (), (record, *remains), is_complete)
-        response = client.request("DELETE", self._url(handle))
-        if not response.is_ok and not response.is_missing:
-            raise client.error(response, "delete its record")
-        return CancelResult((f"the record of Ray job {identity}",), remains)
+        client = self._client(where)
+        response = client.request("POST", f"{where}/{_path(handle)}/stop")
+        if not response.is_ok:
+            raise client.error(response, "stop it")
+        self._notify(f"stopping the ranks; they save a last checkpoint, within {format_duration(grace_s)}")
+        is_complete = self._wait(handle, lambda: (self._job(handle) or {}).get("status") not in ACTIVE,
+                                 grace_s + END_MARGIN_S)
+        return CancelResult((f"Ray job {identity}",) if is_complete else (), remains, is_complete)
 
     def _share(self, spec: RunSpec, where: str) -> tuple[dict[str, Any], str, float | None]:
         """Return what each machine contributes, the run's title, and its price if its machine is named."""
@@ -336,8 +259,8 @@ class Ray(LaunchBackend):
             return share, job.title, job.usd_per_hour
         num_gpus, num_cpus = 0, 1
         if not self._shell.is_dry:
-            found = self._client_at(where).request("GET", f"{where}/api/v0/nodes?{_query()}").json()
-            nodes = [node.get("resources_total", {}) for node in _rows(found) if node.get("state") == "ALIVE"]
+            found = self._rows(where, "nodes")
+            nodes = [node.get("resources_total", {}) for node in found if node.get("state") == "ALIVE"]
             num_gpus = 0 if place.device == "cpu" else _nth(nodes, "GPU", place.max_nodes)
             num_cpus = max(1, _nth(nodes, "CPU", place.max_nodes))
         num_processes = max(1, num_gpus)
@@ -350,53 +273,36 @@ class Ray(LaunchBackend):
         return share, f"{spec.name} on {pluralize(place.max_nodes, 'machine')} of a Ray cluster: {ranks}", None
 
     def _job(self, handle: RunHandle) -> Mapping[str, Any] | None:
-        """Return the run's job; None if it does not exist.
+        """Return the run's job; None if it does not exist."""
+        found = self._read(handle.where["context"], _path(handle))
+        return found if isinstance(found, dict) else None
 
-        If a record is deleted before Ray's monitor, which looks once a second, has seen the job's end, the monitor
-        writes another: failed, and without the job's metadata.
-        """
-        found = self._read(handle, f"api/jobs/{quote(handle.where['id'])}")
-        is_ours = isinstance(found, dict) and (found.get("metadata") or {}).get(RUN) == handle.name
-        return found if is_ours else None
+    def _rows(self, address: str, kind: str, *filters: tuple[str, str]) -> list[Mapping[str, Any]]:
+        """Return actors or nodes from Ray's state API; nothing if an older cluster does not have it."""
+        query = urlencode([("detail", "true"), ("limit", "10000"), *filters])
+        inner = ((self._read(address, f"api/v0/{kind}?{query}") or {}).get("data") or {}).get("result") or {}
+        return list(inner.get("result") or ())
 
-    def _of_job(self, handle: RunHandle, job: Mapping[str, Any], kind: str) -> list[Mapping[str, Any]]:
-        """Return actors or placement groups of the job's driver, once it has begun. Older clusters do not report
-        them."""
-        number = job.get("job_id")
-        if not number:
-            return []
-        key = "creator_job_id" if kind == "placement_groups" else "job_id"
-        with suppress(EmbarkError):
-            return _rows(self._read(handle, f"api/v0/{kind}?{_query({key: str(number)})}"))
-        return []
-
-    def _nodes(self, handle: RunHandle) -> list[Mapping[str, Any]]:
-        with suppress(EmbarkError):
-            return _rows(self._read(handle, f"api/v0/nodes?{_query()}"))
-        return []
-
-    def _read(self, handle: RunHandle, path: str) -> Any:
+    def _read(self, address: str, path: str) -> Any:
         """Return the JSON at a path of the API; None if it does not exist."""
-        client = self._client(handle)
-        response = client.request("GET", f"{handle.where['context']}/{path}")
+        client = self._client(address)
+        response = client.request("GET", f"{address}/{path}")
         if response.is_missing:
             return None
         if not response.is_ok:
             raise client.error(response, "return its state")
         return response.json()
 
-    def _url(self, handle: RunHandle) -> str:
-        return f"{handle.where['context']}/api/jobs/{quote(handle.where['id'])}"
-
-    def _client(self, handle: RunHandle) -> HttpClient:
-        return self._client_at(handle.where["context"])
-
-    def _client_at(self, address: str) -> HttpClient:
+    def _client(self, address: str) -> HttpClient:
         return HttpClient(
             shell=self._shell, notify=self._notify, retry=self._retry, headers=_headers,
             name=f"the Ray cluster {address}",
             away_fix=f"check that it is up and its dashboard's port open: curl {address}/api/version",
             login_fix="export RAY_AUTH_TOKEN, or RAY_JOB_HEADERS='{\"Authorization\": \"Bearer …\"}'")
+
+
+def _path(handle: RunHandle) -> str:
+    return f"api/jobs/{quote(handle.where['id'])}"
 
 
 def _package(spec: RunSpec, handle: RunHandle) -> bytes:
@@ -446,17 +352,3 @@ def _headers() -> dict[str, str]:
             raise UserError("RAY_JOB_HEADERS is no JSON object",
                             fix="such as '{\"Authorization\": \"Bearer …\"}'") from error
     return found
-
-
-def _query(filters: Mapping[str, str] | None = None) -> str:
-    """Return the query string of a request to Ray's state API."""
-    words = [("detail", "true"), ("limit", "10000")]
-    for key, value in (filters or {}).items():
-        words += [("filter_keys", key), ("filter_predicates", "="), ("filter_values", value)]
-    return urlencode(words)
-
-
-def _rows(found: Any) -> list[Mapping[str, Any]]:
-    """Return the rows of a response of Ray's state API."""
-    inner = ((found or {}).get("data") or {}).get("result") or {}
-    return list(inner.get("result") or ())

@@ -7,7 +7,7 @@ from typing import Any
 
 from embark.catalog import load_catalog
 from embark.formatting import to_one_line
-from embark.launch.backend import LaunchRequest, Resource, RunEvent, RunHandle, Status, time_s
+from embark.launch.backend import LaunchRequest, Resource, RunHandle, Status
 from embark.launch.backends.clouds import CloudCommands, from_environment, gcp_project
 from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend
 from embark.launch.run_registry import registry_dir
@@ -33,8 +33,6 @@ PREEMPTED = ("SUSPENDING", "SUSPENDED")
 class TpuVm(MachinesBackend):
     """One queued resource, for one slice or several."""
 
-    poll_s = 20.0
-
     def handle_of(self, spec: RunSpec) -> RunHandle:
         job = make_job(spec, load_catalog())
         where = {
@@ -50,15 +48,6 @@ class TpuVm(MachinesBackend):
         self._gcloud(handle).check_login()
         if not self._shell.is_dry and self._resource(handle, make_job(request.spec, load_catalog())) is not None:
             raise self._exists(f"the queued resource {handle.where['object']}", handle)
-
-    def events(self, handle: RunHandle) -> list[RunEvent]:
-        """Google reports the request's latest state only."""
-        found = self._resource(handle, self._job(handle)) if self._is_known(handle) else None
-        if found is None:
-            return []
-        state = _state(found)
-        return [RunEvent(time_s=time_s(found.get("createTime")) or 0.0, source=handle.where["object"],
-                         reason=state, text=_message(found), is_warning=state in (*PREEMPTED, "FAILED"))]
 
     def _submit(self, request: LaunchRequest, job: Job) -> None:
         handle, startup = request.handle, request.handle.folder / STARTUP

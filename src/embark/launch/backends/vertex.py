@@ -67,6 +67,7 @@ def _pages(page: Callable[[dict[str, Any]], Any], key: str, query: dict[str, Any
 class Vertex(LaunchBackend):
     """Runs as CustomJobs of a project and region."""
 
+    poll_s = 10.0  # Cloud Logging takes 60 reads a minute from a project, and each look makes two.
     late_s = 15.0  # Lines reach Cloud Logging after the job has ended.
     _credentials: "Credentials | None" = None
 
@@ -113,37 +114,23 @@ class Vertex(LaunchBackend):
         return status_of(job, events, num_nodes=handle.where["num_nodes"], region=handle.where["region"],
                          project=handle.where["project"], run_uri=handle.run_uri)
 
-    def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        """Yield the lines of all replicas, as Cloud Logging has them."""
-        seen: dict[str, None] = {}
-        since, end_s = "", 0.0
-        while True:
-            job = self._job(handle)
-            if job is None:
-                raise UserError(f"Vertex AI no longer has {handle.name}, so it has no log of it",
-                                fix="gcloud logging read 'resource.type=\"ml_job\"' finds old lines")
-            is_ended = state_of(job) not in ACTIVE
-            end_s = end_s or (time.monotonic() + self.late_s if is_ended else 0.0)
+    def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
+        """Read the lines of all replicas, as Cloud Logging has them."""
+        seen, since = set[str](), ""
+
+        def read() -> Iterator[LogLine]:
+            nonlocal since
             newer = f' AND timestamp>="{since}"' if since else ""
-            for entry in self._entries(
-                    handle, f'{_of_job(job)} AND NOT resource.labels.task_name="{SERVICE}"{newer}'):
-                mark = str(entry.get("insertId") or entry)
-                if mark not in seen:
-                    seen[mark] = None
+            for entry in self._entries(handle, f'NOT resource.labels.task_name="{SERVICE}"{newer}'):
+                if (mark := str(entry.get("insertId") or entry)) not in seen:
+                    seen.add(mark)
                     since = str(entry.get("timestamp", since))
                     yield entry_line(entry)
-                if len(seen) > 100_000:
-                    del seen[next(iter(seen))]
-            if not follow or (end_s and time.monotonic() >= end_s):
-                return
-            time.sleep(self.poll_s)
+
+        return read
 
     def events(self, handle: RunHandle) -> list[RunEvent]:
-        job = self._job(handle)
-        if job is None:
-            return []
-        return [entry_event(entry) for entry in self._entries(
-            handle, f'{_of_job(job)} AND resource.labels.task_name="{SERVICE}"')]
+        return [entry_event(entry) for entry in self._entries(handle, f'resource.labels.task_name="{SERVICE}"')]
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         """Vertex AI ends the replicas; then the job's record is deleted too."""
@@ -193,7 +180,12 @@ class Vertex(LaunchBackend):
         raise UserError(f"Vertex AI refused it: {reason.text}", fix=reason.fix)
 
     def _entries(self, handle: RunHandle, condition: str) -> Iterator[dict[str, Any]]:
-        """Return entries of Cloud Logging, by time."""
+        """Return the job's entries in Cloud Logging, by time."""
+        job = self._job(handle)
+        if job is None:
+            return iter(())
+        number = str(job["name"]).rpartition("/")[2]
+        condition = f'resource.type="ml_job" AND resource.labels.job_id="{number}" AND {condition}'
         url = _endpoint("LOGGING", "https://logging.googleapis.com")
         client = self._client("Cloud Logging", url, f"{LOGIN}; reading logs needs roles/logging.viewer")
 
@@ -236,12 +228,6 @@ class Vertex(LaunchBackend):
         return {"Authorization": f"Bearer {self._credentials.token}"}
 
 
-def _of_job(job: dict[str, Any]) -> str:
-    """Return the condition that selects a job's entries in Cloud Logging."""
-    number = str(job["name"]).rpartition("/")[2]
-    return f'resource.type="ml_job" AND resource.labels.job_id="{number}"'
-
-
 def explain_message(message: str, *, region: str, project: str) -> Reason:
     """Return the cause that Google's message names, followed by the message."""
     said = to_one_line(message)
@@ -263,24 +249,22 @@ def status_of(job: Mapping[str, Any], events: Sequence[RunEvent], *, num_nodes: 
     num_restarts = sum(bool(re.search(r"restart", event.text)) for event in taken)
     since_s = time_s(str(job.get("startTime") or job.get("createTime") or ""))
     num_up = num_nodes if state == "running" else 0
-    replicas = tuple(Replica(f"replica {index}", index, "running") for index in range(num_up))
-
-    def make(as_state: State, reason: Reason) -> Status:
-        return Status(state=as_state, reason=reason.text, fix=reason.fix, replicas=replicas, since_s=since_s,
-                      num_restarts=num_restarts)
-
+    status = Status(
+        state, replicas=tuple(Replica(f"replica {index}", index, "running") for index in range(num_up)),
+        since_s=since_s, num_restarts=num_restarts)
     if word == "CANCELLING":
-        return make("pending", Reason("being cancelled; its replicas are ending"))
+        return status.become("pending", "being cancelled; its replicas are ending")
     if state == "gone":
-        return make("gone", Reason("cancelled", f"its checkpoints are in {run_uri}"))
+        return status.become("gone", "cancelled", f"its checkpoints are in {run_uri}")
     if state == "failed":
         found = explain_message(error or word, region=region, project=project)
-        return make("failed", Reason(found.text, found.fix or "embark logs says why"))
+        return status.become("failed", found.text, found.fix or "embark logs says why")
     if state == "pending":
-        return make("pending", _why_pending(word, error, events, region=region, project=project))
+        why = _why_pending(word, error, events, region=region, project=project)
+        return status.become("pending", why.text, why.fix)
     if state == "running" and num_restarts:
-        return make("running", Reason(f"restarted {pluralize(num_restarts, 'time')}: {taken[-1].text}"))
-    return make(state, Reason(""))
+        return status.become("running", f"restarted {pluralize(num_restarts, 'time')}: {taken[-1].text}")
+    return status
 
 
 def state_of(job: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from embark.catalog import load_catalog
 from embark.formatting import format_usd, pluralize
-from embark.launch.backend import LaunchRequest, Replica, Resource, RunEvent, RunHandle, Status
+from embark.launch.backend import LaunchRequest, Replica, Resource, RunHandle, Status
 from embark.launch.backends.clouds import CLOUDS, Cloud, Machine
 from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend, submitted_s
 from embark.launch.run_registry import registry_dir
@@ -55,9 +55,6 @@ class Vm(MachinesBackend):
         cloud.check_login()
         if found := _not_gone(cloud):
             raise self._exists(", ".join(machine.name for machine in found), request.handle)
-
-    def events(self, handle: RunHandle) -> list[RunEvent]:
-        return self._cloud(handle, self._job(handle)).events() if self._is_known(handle) else []
 
     def _submit(self, request: LaunchRequest, job: Job) -> None:
         folder = request.handle.folder
@@ -143,7 +140,7 @@ class Vm(MachinesBackend):
             waiting = [f"{one.name} is {one.state} {one.why}".strip() for one in machines if one not in up]
             return "" if len(up) == cloud.job.num_nodes else "; ".join(waiting) or "machines are being created"
 
-        wait_while(trouble, self.boot_s, min(5.0, self.poll_s), self._notify)
+        wait_while(trouble, self.boot_s, self.poll_s, self._notify)
         return up
 
     def _learn_host_keys(self, cloud: Cloud, machines: Sequence[Machine]) -> None:
@@ -160,7 +157,7 @@ class Vm(MachinesBackend):
             waiting = [machine.name for machine, key in keys.items() if not key]
             return f"{cloud.name} reports no host key of {', '.join(waiting)} yet" if waiting else ""
 
-        wait_while(trouble, self.boot_s, min(5.0, self.poll_s), self._notify)
+        wait_while(trouble, self.boot_s, self.poll_s, self._notify)
 
     def _cloud(self, handle: RunHandle, job: Job) -> Cloud:
         return CLOUDS[job.cloud](self._shell, job, handle.folder, self._settings(handle))

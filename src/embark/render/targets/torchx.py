@@ -29,6 +29,7 @@ from embark.render.yaml_text import plain
 
 TOPOLOGY_VARIABLE = "EMBARK_TOPOLOGY_BASE64"
 TOPOLOGY_WRITTEN = "/tmp/embark-topology.xml"
+SUBMIT = "torchx run --workspace '' -s kubernetes -cfg queue=default,namespace={} cloud_component.py:train"
 
 
 def render_torchx(job: Job) -> list[File]:
@@ -54,8 +55,7 @@ def component(job: Job) -> str:
         "START": _start(job), "PORT": PORT, "WAIT_S": WAIT_S, "POD": pod_overlay(job),
         "CLAIMS": {job.claim_name: job.place.volume_path} if job.place.volume else {},
     }
-    about = (f"Trains {job.title}, by TorchX. The cluster needs Volcano. torchx run --workspace '' -s kubernetes "
-             f"-cfg queue=default,namespace={job.namespace} cloud_component.py:train")
+    about = f"Trains {job.title}, by TorchX. The cluster needs Volcano. {SUBMIT.format(job.namespace)}"
     return python_text("cloud_component.py.j2", values, about=about)
 
 

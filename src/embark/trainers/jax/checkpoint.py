@@ -10,7 +10,6 @@ import numpy as np
 from embark.model.work import DENSE_STATES
 from embark.run.checkpointer import Checkpointer
 from embark.run.evaluation import STATE_SIZE
-from embark.run.warm_start import ChangedRows
 from embark.spec import Table
 from embark.store import RunDir
 from embark.store.checkpoint_arrays import CheckpointArrays, TensorChunk, of_another_model, table_weight, unsharded
@@ -103,10 +102,10 @@ class JaxCheckpointer(Checkpointer):
         tables = {table_weight(table.name): (table.rows, table.dim or 0) for table in self._spec.model.table_list()}
         return tables | {weight_name(name): tuple(shape) for name, shape in weight_shapes(self._spec).items()}
 
-    def _load_weights(self, arrays: CheckpointArrays, kept: ChangedRows) -> None:
+    def _load_weights(self, arrays: CheckpointArrays) -> None:
         def table_rows(table: Table, block: int) -> Array:
             name, rows = table_weight(table.name), initial_rows(table, block, self._spec.train.seed)
-            return arrays.read_over(name, (_span(table, block)[0], 0), np.array(rows), kept.get(name))
+            return arrays.read_into(name, (_span(table, block)[0], 0), np.array(rows))
 
         dense = {name: arrays.tensor(weight_name(name), shape) for name, shape in weight_shapes(self._spec).items()}
         self._trainer.state = initial_state(self._spec, self._trainer.table_layout, self._world, table_rows, dense)

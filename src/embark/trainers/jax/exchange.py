@@ -52,17 +52,14 @@ class Exchange:
         self._rows = group.rows_per_device
         self._per_line = group.rows_per_line
         self._none = num_devices * group.rows_per_device
-        places = group.places
-        self._divisor = group.per_column([num_devices if p.is_by_rows else 1 for p in places])
-        self._by_rows = group.per_column([int(p.is_by_rows) for p in places])
-        self._shift = group.per_column([p.shift for p in places])
-        self._first_row = group.per_column([p.first_row for p in places])
+        self._shift = group.per_column([place.shift for place in group.places])
+        self._first_row = group.per_column([place.first_row for place in group.places])
         self._wire = {"fp16": jnp.float16, "bf16": jnp.bfloat16}.get(train.comms_dtype, jnp.float32)
 
     def wanted(self, ids: jax.Array) -> WantedRows:
         """Collect every row that `ids` [b, columns] name, once; −1 is none."""
-        device = (ids * self._by_rows + self._shift) % self._num_devices
-        keys = device * self._rows + self._first_row + ids // self._divisor
+        device = (ids + self._shift) % self._num_devices
+        keys = device * self._rows + self._first_row + ids // self._num_devices
         flat = jnp.where(ids < 0, self._none, keys).reshape(-1)
         places = jnp.arange(flat.size, dtype=jnp.int32)
         ordered, order = jax.lax.sort((flat, places), num_keys=1, is_stable=True)

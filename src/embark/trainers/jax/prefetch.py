@@ -89,6 +89,5 @@ def _most_requested(ids: NDArray[np.int32], group: Group, num_devices: int) -> i
     for number, place in enumerate(group.places):
         mine = columns[:, [at for at, of in enumerate(group.place_of_column) if of == number]]
         rows = np.unique(mine[mine >= 0])
-        owners = (rows + place.shift) % num_devices if place.is_by_rows else np.full(len(rows), place.shift)
-        requested += np.bincount(owners, minlength=num_devices)
+        requested += np.bincount((rows + place.shift) % num_devices, minlength=num_devices)
     return int(requested.max())

@@ -97,11 +97,6 @@ def _pieces_here(array: jax.Array, group: Group, world: World) -> Iterator[tuple
 def _pieces_of_many(array: jax.Array, place: TablePlacement, group: Group, world: World) -> Iterator[tuple[int, Array]]:
     """Yield a block of rows of every device at a time, put into the table's order by an exchange between devices."""
     num_devices = world.num_devices
-    if not place.is_by_rows:
-        for at, device in world.local_devices:
-            if at == place.shift:
-                yield 0, _part_on(array, device, group)[place.first_row : place.first_row + place.table.rows].copy()
-        return
     per_line = group.rows_per_line if array.ndim > 1 else 1
     unit = math.lcm(per_line, num_devices)
     row_bytes = math.prod(array.shape[1:]) * array.dtype.itemsize // per_line
@@ -164,7 +159,7 @@ def _fill(held: dict[int, Array], rows_of: RowsOf, num_devices: int, part: tuple
     values = rows_of(place.table, block)
     for at, rows in wanted.items():
         if len(rows):
-            start = place.first_row + rows[0] // (num_devices if place.is_by_rows else 1)
+            start = place.first_row + rows[0] // num_devices
             held[at][start : start + len(rows)] = values[rows.start - first : rows.stop - first : rows.step]
 
 

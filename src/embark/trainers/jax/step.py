@@ -36,7 +36,7 @@ class Programs:
 def make_programs(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], mesh: Mesh, precision: str) -> Programs:
     """Make the programs of a run; nothing is compiled before the first call."""
     body = _Step(spec, layout, capacities, precision)
-    specs = state_specs(spec, layout)
+    specs = jax.tree.map(lambda shape: shape.sharding.spec, state_shapes(spec, layout, mesh))
     rows, replicated = P(AXIS), P()
     mapped = partial(jax.shard_map, mesh=mesh, check_vma=False)
     batch = {name: samples_on(BATCH_AXES[name]) for name in ("dense", "ids", "label")}
@@ -48,40 +48,25 @@ def make_programs(spec: RunSpec, layout: Layout, capacities: tuple[int, ...], me
 
 def state_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> State:
     """Return shapes, types and shardings of the state, without memory."""
+    def shape(size: tuple[int, ...], dtype: Any, axes: P) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(size, dtype, sharding=NamedSharding(mesh, axes))
+
     num_devices = layout.num_devices
     dtype = jnp.float16 if spec.train.table_dtype == "fp16" else jnp.float32
     tables, slots = {}, {}
     for group in layout.groups:
-        lines = (num_devices * group.lines_per_device, group.rows_per_line * group.dim)
-        tables[group.name] = jax.ShapeDtypeStruct(lines, dtype)
+        lines = (num_devices * group.lines_per_device, group.width)
+        tables[group.name] = shape(lines, dtype, P(AXIS))
         kept = row_state(spec.train)
         if kept:
             form = lines if kept == "rows" else (num_devices * group.rows_per_device,)
-            slots[group.name] = jax.ShapeDtypeStruct(form, jnp.float32)
-    dense = {name: jax.ShapeDtypeStruct(shape, jnp.float32) for name, shape in weight_shapes(spec).items()}
+            slots[group.name] = shape(form, jnp.float32, P(AXIS))
+    dense = {name: shape(size, jnp.float32, P()) for name, size in weight_shapes(spec).items()}
     num_states = len(DENSE_STATES[spec.train.dense_optimizer])
-    shapes = {
-        "tables": tables, "slots": slots, "dense": dense,
-        "dense_state": {name: (shape,) * num_states for name, shape in dense.items()},
-        "counts": jax.ShapeDtypeStruct((num_devices * 2 * NUM_BINS,), jnp.int32),
-    }
-    placed: State = jax.tree.map(
-        lambda shape, axes: jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=NamedSharding(mesh, axes)),
-        shapes, state_specs(spec, layout),
-    )
-    return placed
-
-
-def state_specs(spec: RunSpec, layout: Layout) -> State:
-    """Return how the state is sharded over the devices."""
-    names = [group.name for group in layout.groups]
-    has_slots = bool(row_state(spec.train))
-    num_states = len(DENSE_STATES[spec.train.dense_optimizer])
-    weights = weight_shapes(spec)
     return {
-        "tables": dict.fromkeys(names, P(AXIS)), "slots": dict.fromkeys(names if has_slots else [], P(AXIS)),
-        "dense": dict.fromkeys(weights, P()), "dense_state": {name: (P(),) * num_states for name in weights},
-        "counts": P(AXIS),
+        "tables": tables, "slots": slots, "dense": dense,
+        "dense_state": {name: (weight,) * num_states for name, weight in dense.items()},
+        "counts": shape((num_devices * 2 * NUM_BINS,), jnp.int32, P(AXIS)),
     }
 
 
@@ -93,15 +78,6 @@ def weight_shapes(spec: RunSpec) -> dict[str, tuple[int, ...]]:
         if has_bias:
             shapes[f"{name}.bias"] = shape[:1]
     return shapes
-
-
-def batch_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> dict[str, jax.ShapeDtypeStruct]:
-    """Return shapes, types and shardings of a training batch."""
-    size = spec.train.batch_size
-    forms = {"dense": ((size, spec.model.num_dense), jnp.float32), "ids": ((layout.num_columns, size), jnp.int32),
-             "label": ((size,), jnp.float32)}
-    return {name: jax.ShapeDtypeStruct(*form, sharding=NamedSharding(mesh, samples_on(BATCH_AXES[name])))
-            for name, form in forms.items()}
 
 
 class _Step:

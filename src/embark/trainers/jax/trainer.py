@@ -141,9 +141,6 @@ class Evaluator:
         self._clicks: list[NDArray[np.bool_]] = []
         self._waiting: deque[tuple[jax.Array, int]] = deque()
 
-    def eval_source(self, source: SampleSource) -> SampleSource:
-        return source
-
     def batch_size(self, of_training: int) -> int:
         return of_training
 
@@ -200,8 +197,7 @@ class JaxBackend:
         line = text.splitlines()[0] if text else ""
         if "RESOURCE_EXHAUSTED" in text:
             return UserError(f"out of device memory: {line}",
-                             fix='a smaller train.batch_size, train.table_dtype = "fp16", or more devices; '
-                                 "embark plan SPEC --tpu-compile v5e:2x4 asks the compiler beforehand")
+                             fix='a smaller train.batch_size, train.table_dtype = "fp16", or more devices')
         if any(sign in text.lower() for sign in LOST_PEER):
             return Fault(f"a process was lost: {line}", fix="start the run again: it resumes from its last checkpoint")
         return None

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 
 from embark.run.checkpointer import Checkpointer
-from embark.run.warm_start import ChangedRows
 from embark.store import RunDir
 from embark.store.checkpoint_arrays import CheckpointArrays, TensorChunk
 from embark.store.object_store import for_each_parallel
@@ -77,10 +76,10 @@ class TorchCheckpointer(Checkpointer):
         return {f"model.{name}": tuple(value.metadata().size if isinstance(value, ShardedTensor) else value.shape)
                 for name, value in self._trainer.model.state_dict().items()}
 
-    def _load_weights(self, arrays: CheckpointArrays, kept: ChangedRows) -> None:
+    def _load_weights(self, arrays: CheckpointArrays) -> None:
         state = {"model": self._trainer.model.state_dict()}
         parts = [part for shard in local_shards(state) for part in _slices(shard)]
-        for_each_parallel(lambda part: _read_over(part, arrays, kept.get(part.name)), parts, NUM_READERS)
+        for_each_parallel(lambda part: _read_over(part, arrays), parts, NUM_READERS)
         self._trainer.model.load_state_dict(state["model"])
 
     def _state(self, *, is_load: bool = False) -> State:
@@ -162,10 +161,10 @@ def _read(part: LocalShard, arrays: CheckpointArrays) -> None:
         part.values.copy_(torch.from_numpy(rows))
 
 
-def _read_over(part: LocalShard, arrays: CheckpointArrays, kept: NDArray[np.int32] | None) -> None:
+def _read_over(part: LocalShard, arrays: CheckpointArrays) -> None:
     values = part.values.cpu()
     rows = (values.float() if values.dtype == torch.bfloat16 else values).numpy()
-    part.values.copy_(torch.from_numpy(arrays.read_over(part.name, part.offsets, rows, kept)))
+    part.values.copy_(torch.from_numpy(arrays.read_into(part.name, part.offsets, rows)))
 
 
 def to_array(values: torch.Tensor) -> tuple[NDArray[Any], str]:

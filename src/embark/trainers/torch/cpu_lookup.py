@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
-from fbgemm_gpu.split_table_batched_embeddings_ops_common import BoundsCheckMode, PoolingMode
+from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, pad
@@ -23,15 +23,13 @@ from embark.errors import DataError
 
 
 def use_fast_cpu_lookup(dmp: nn.Module) -> int:
-    """Give every batch of CPU tables inside a sharded model the fast lookup; returns how many changed. Tables with
-    anything it does not compute (weighted features, int8, other optimizers, weight decay, caches) keep FBGEMM's, which
-    fails without rows: of a table with fewer rows than ranks, some ranks have none."""
-    num_replaced = 0
-    for tbe in _tbes(dmp):
-        if _can_replace(tbe):
-            tbe.forward = _FastLookup(tbe)
-            num_replaced += 1
-    return num_replaced
+    """Give every batch of CPU tables inside a sharded model the fast lookup; returns how many changed. Weighted
+    features, and unpooled rows of several widths, keep FBGEMM's, which fails without rows: of a table with fewer rows
+    than ranks, some ranks have none."""
+    chosen = [tbe for tbe in _tbes(dmp) if tbe.weights_host.numel() == 0 or _has_fast_lookup(tbe)]
+    for tbe in chosen:
+        tbe.forward = _FastLookup(tbe)
+    return len(chosen)
 
 
 def use_lookup_of_bf16(dmp: nn.Module) -> None:
@@ -73,37 +71,8 @@ def _tbes(root: nn.Module) -> Iterator[SplitTableBatchedEmbeddingBagsCodegen]:
                 pending.extend(item for item in value if isinstance(item, nn.Module))
 
 
-def _can_replace(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
-    return (
-        type(tbe) is SplitTableBatchedEmbeddingBagsCodegen
-        and not isinstance(vars(tbe).get("forward"), _FastLookup)
-        and tbe.use_cpu
-        and tbe.weights_host.device.type == "cpu"
-        and (tbe.weights_host.numel() == 0 or _has_fast_lookup(tbe))
-    )
-
-
 def _has_fast_lookup(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
-    has_elementwise_state = tbe.optimizer == EmbOptimType.EXACT_ADAGRAD
-    return (
-        (tbe.pooling_mode in (PoolingMode.SUM, PoolingMode.MEAN) or len(_group_features(tbe)) == 1)
-        and tbe.weights_precision in (SparseType.FP32, SparseType.FP16, SparseType.BF16)
-        and tbe.optimizer in (EmbOptimType.EXACT_SGD, EmbOptimType.EXACT_ADAGRAD, EmbOptimType.EXACT_ROWWISE_ADAGRAD)
-        and (not has_elementwise_state or tbe.momentum1_offsets.equal(tbe.weights_offsets))
-        and _has_plain_update(tbe)
-        and not any(getattr(tbe, name, None) for name in _UNSUPPORTED_FEATURES)
-    )
-
-
-_UNSUPPORTED_FEATURES = (
-    "_used_rowwise_adagrad_with_counter", "_used_rowwise_adagrad_with_global_weight_decay", "use_writeback_bwd_prehook",
-    "enable_raw_embedding_streaming", "stats_reporter", "tbe_input_multiplexer", "use_mtia", "is_qr_tbe",
-)
-
-
-def _has_plain_update(tbe: SplitTableBatchedEmbeddingBagsCodegen) -> bool:
-    args = tbe.optimizer_args
-    return not args.gradient_clipping and args.max_norm == 0.0 and args.weight_decay == 0.0
+    return tbe.pooling_mode != PoolingMode.NONE or len(_group_features(tbe)) == 1
 
 
 class _FastLookup:
@@ -121,16 +90,12 @@ class _FastLookup:
         self.one_id_offsets = torch.empty(0, dtype=torch.int64)
         self.rounding: RowRounding | None = None
 
-    def __call__(
-        self, indices: Tensor, offsets: Tensor, per_sample_weights: Tensor | None = None, *args: Any, **kwargs: Any,
-    ) -> Tensor:
+    def __call__(self, indices: Tensor, offsets: Tensor, *_unused: Any, **_none: Any) -> Tensor:
+        """Look rows up; ids of features that have rows here have no weights."""
         if _weights(self.tbe).numel() == 0:
             shape = ((offsets.numel() - 1) // self.num_features, self.column_starts[-1]) if self.is_pooled else \
                 (indices.numel(), self.tbe.dims[0])
             return torch.zeros(shape, dtype=self.output_dtype, device=offsets.device, requires_grad=True)
-        extras = (per_sample_weights, *args, *kwargs.values())
-        if any(extra is not None for extra in extras) or not _has_plain_update(self.tbe):
-            return type(self.tbe).forward(self.tbe, indices, offsets, per_sample_weights, *args, **kwargs)
         self.tbe.step += 1
         return _LookupAndUpdate.apply(_weights(self.tbe), self, indices, offsets)
 
@@ -142,18 +107,10 @@ class _FastLookup:
         return torch.equal(offsets, self.one_id_offsets)
 
     def check_bounds(self, indices: Tensor, offsets: Tensor, one_id: bool) -> None:
-        """Deal with bad ids as FBGEMM does: unchecked, one would reach another table's rows."""
-        tbe = self.tbe
-        if one_id and self._bad_feature(indices, offsets, one_id) is None:
-            return
-        if tbe.bounds_check_mode_int != BoundsCheckMode.NONE.value:
-            torch.ops.fbgemm.bounds_check_indices(
-                tbe.rows_per_table, indices, offsets, tbe.bounds_check_mode_int, tbe.bounds_check_warning
-            )
-        bad_feature = self._bad_feature(indices, offsets, one_id)
+        """Refuse ids outside of their table, which would reach another table's rows."""
+        tbe, bad_feature = self.tbe, self._bad_feature(indices, offsets, one_id)
         if bad_feature is not None:
-            table = tbe.feature_table_map[bad_feature]
-            name = tbe.table_names[table] if tbe.table_names else str(table)
+            name = tbe.table_names[tbe.feature_table_map[bad_feature]]
             num_rows = int(tbe.rows_per_table[bad_feature])
             raise DataError(f"an id looked up in table {name} is not in 0..{num_rows - 1}",
                             fix="hash or clip ids to the table's rows when the data is prepared")

@@ -48,8 +48,15 @@ class AnywhereSharder(EmbeddingBagCollectionSharder):
         return [*SHARDINGS, "data_parallel"]
 
 
-def make_sharder(spec: RunSpec) -> AnywhereSharder:
-    """Make the sharder, with the precision of transfers between ranks."""
+class SequenceSharder(EmbeddingCollectionSharder):
+    """`AnywhereSharder` for tables whose rows are not pooled."""
+
+    def sharding_types(self, compute_device_type: str) -> list[str]:
+        return [kind for kind in EMBEDDING_SHARDINGS if kind != "auto"]
+
+
+def make_sharders(spec: RunSpec) -> list[Any]:
+    """Make the sharders of all tables of the model, with the precision of transfers between ranks."""
     registry: Any = None
     if spec.train.comms_dtype != "fp32":
         # Here, since it imports Triton.
@@ -59,29 +66,15 @@ def make_sharder(spec: RunSpec) -> AnywhereSharder:
         registry = get_qcomm_codecs_registry(QCommsConfig(forward_precision=kind, backward_precision=kind))
     # FBGEMM knows no cache in bf16, and wants to know its type where there is none too.
     fused = {"cache_precision": SparseType.FP32} if spec.has_bf16_tables else None
-    return AnywhereSharder(fused_params=fused, qcomm_codecs_registry=registry)
-
-
-class SequenceSharder(EmbeddingCollectionSharder):
-    """`AnywhereSharder` for tables whose rows are not pooled."""
-
-    def sharding_types(self, compute_device_type: str) -> list[str]:
-        return [kind for kind in EMBEDDING_SHARDINGS if kind != "auto"]
-
-
-def make_sharders(spec: RunSpec) -> list[Any]:
-    """Make the sharders of all tables of the model."""
-    pooled = make_sharder(spec)
-    return [pooled, SequenceSharder(qcomm_codecs_registry=pooled.qcomm_codecs_registry)] if spec.model.has_sequences \
-        else [pooled]
+    pooled = AnywhereSharder(fused_params=fused, qcomm_codecs_registry=registry)
+    return [pooled, SequenceSharder(qcomm_codecs_registry=registry)] if spec.model.has_sequences else [pooled]
 
 
 def make_plan(model: nn.Module, sharders: list[Any], spec: RunSpec, world: World) -> ShardingPlan:
     """Plan with TorchRec over this machine's true topology; the plan is the same on every rank."""
     try:
-        return first_plan(
-            spec, true_topology(world), lambda p: p.collective_plan(model, sharders, dist.group.WORLD)
-        )
+        return first_plan(spec, true_topology(world),
+                          lambda planner: planner.collective_plan(model, sharders, dist.group.WORLD))
     except PlannerError as error:
         raise UserError(
             f"the tables do not fit {world.world_size} × {world.device_name}: {first_line(error)}",
@@ -97,7 +90,7 @@ def first_plan(
     cluster = Cluster(topology.world_size, topology.local_world_size, storage.hbm,
                       storage.ddr * topology.local_world_size, "cuda" if topology.compute_device == "cuda" else "cpu")
     *others, last = search_rounds(spec, cluster)
-    with _without_root_handler(spec):
+    with _without_root_handler():
         for search in others:
             with suppress(PlannerError):
                 return ask(make_planner(spec, topology, search))
@@ -105,11 +98,10 @@ def first_plan(
 
 
 @contextmanager
-def _without_root_handler(spec: RunSpec) -> Iterator[None]:
+def _without_root_handler() -> Iterator[None]:
     """Silence TorchRec's planner, which warns for each data-parallel table that its parts are not described."""
     handler = logging.NullHandler()
-    if any(table.is_data_parallel for table in spec.model.stored_tables()):
-        logging.root.addHandler(handler)
+    logging.root.addHandler(handler)
     try:
         yield
     finally:
@@ -132,14 +124,14 @@ def true_topology(world: World) -> Topology:
     return topology_of(world, world.device_bytes, host_bytes())
 
 
-def topology_of(world: World, device_bytes: int, host_bytes: int, **rates: float) -> Topology:
+def topology_of(world: World, device_bytes: int, host_bytes: int) -> Topology:
     """Return a topology; TorchRec's default would take all ranks for one host with 32 GB each.
 
     `host_bytes` are a whole host's.
     """
     return Topology(
         world_size=world.world_size, local_world_size=world.local_world_size, compute_device=world.device.type,
-        hbm_cap=device_bytes, ddr_cap=host_bytes // world.local_world_size, **rates,
+        hbm_cap=device_bytes, ddr_cap=host_bytes // world.local_world_size,
     )
 
 
@@ -217,12 +209,11 @@ def offline_plan(spec: RunSpec, cluster: Cluster) -> Placement:
     world = World(0, cluster.num_ranks, 0, local_size, torch.device("cpu" if is_cpu else "cuda"))
     tables = table_collections(spec.model, spec.train)
     fuse_into_backward(tables, spec)
-    with _quiet_planner():
-        topology = topology_of(world, 0 if is_cpu else int(cluster.device_bytes), int(cluster.host_bytes))
-        try:
-            plan = first_plan(spec, topology, lambda planner: planner.plan(tables, make_sharders(spec)))
-        except PlannerError as error:
-            raise TooLarge(f"TorchRec's planner found no placement for the tables: {first_line(error)}") from error
+    topology = topology_of(world, 0 if is_cpu else int(cluster.device_bytes), int(cluster.host_bytes))
+    try:
+        plan = first_plan(spec, topology, lambda planner: planner.plan(tables, make_sharders(spec)))
+    except PlannerError as error:
+        raise TooLarge(f"TorchRec's planner found no placement for the tables: {first_line(error)}") from error
     return _placement(plan, spec, cluster)
 
 
@@ -237,18 +228,6 @@ def _placement(plan: ShardingPlan, spec: RunSpec, cluster: Cluster) -> Placement
                    for rank, rows, columns in shards_of(table, of_tables[name]) if rows]
     shardings = {name: of_tables[name].sharding_type for name in tables}
     return Placement(cluster.num_ranks, tuple(shards), shardings, "TorchRec's planner")
-
-
-@contextmanager
-def _quiet_planner() -> Iterator[None]:
-    """Silence warnings that are meant for the clusters of the planner's authors."""
-    logger = logging.getLogger("torchrec.distributed.planner")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 class OrderedEnumerator(EmbeddingEnumerator):

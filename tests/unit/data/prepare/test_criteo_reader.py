@@ -191,13 +191,6 @@ def test_a_line_longer_than_a_chunk_is_one_bad_row(criteo, inputs, tmp_path):
     assert ([line for line, _ in bad], num_lines, num_bad) == ([20], 50, 1)
 
 
-def test_kaggles_test_file_is_refused_for_it_has_no_label(criteo, inputs, tmp_path):
-    path = tmp_path / "test.txt"
-    path.write_bytes(b"".join(line.partition(b"\t")[2] + b"\n" for line in criteo.lines(20)))
-    with pytest.raises(DataError, match=r"test\.txt: its lines have 39 fields.*no label"):
-        read_all(criteo, inputs, path)
-
-
 @pytest.mark.parametrize("keep", [0.2, 0.9999])
 def test_a_gzip_file_cut_short_is_refused_with_how_far_it_got(criteo, inputs, tmp_path, keep):
     packed = gzip.compress(b"\n".join(criteo.lines(2000)) + b"\n")

@@ -152,15 +152,6 @@ def test_a_label_can_be_what_is_above_a_threshold(tmp_path):
                                                "column 'label' is empty; the label must be a number"]
 
 
-def test_a_column_says_the_split(tmp_path):
-    schema = Schema("csv", "y", (), (SparseColumn("u", "text"),), ("y", "u", "part"), delimiter=",", has_header=True,
-                    split_column="part")
-    text = b"y,u,part\n1,a,train\n0,b,Test\n0,b, VAL \n1,c,validation\n1,c,\n1,d,other\n"
-    (portion,) = read_all(tmp_path, text, schema)
-    assert portion.split.tolist() == [0, 2, 1, 1]
-    assert [bad.line for bad in portion.bad] == [5, 6]
-
-
 def test_what_is_missing_is_for_the_spec_to_say(tmp_path):
     text = HEADER + b"1,?,?,?|a,?,?\n"
     (portion,) = read_all(tmp_path, text, missing=("?",))
@@ -291,8 +282,6 @@ def test_movielens_is_read_with_its_delimiter_of_two_characters(tmp_path):
             for u, t, genres, r in rows
         ]
         assert [(b.line, b.why) for p in portions for b in p.bad] == [(3, "its fields are 2 instead of 4")]
-    with pytest.raises(DataError, match=r"ml.dat: has fields in quotes between delimiters of 2 characters"):
-        read_all(tmp_path, b'1::"a::b"::x::5\n1::"a"::x::5\n', schema, name="ml.dat", label_above=3.0)
 
 
 def test_gzip_reads_as_the_plain_file_does(tmp_path):

@@ -12,7 +12,6 @@ import pytest
 
 from embark.data.check import check
 from embark.data.prepare import prepare as prepare_module
-from embark.data.prepare.earlier_ids import read_changed_rows
 from embark.data.prepare.prepare import prepare_from_spec, preview
 from embark.errors import DataError, UserError
 from embark.spec import resolve
@@ -45,9 +44,8 @@ def prepared(folder: Path, month: str, out: str = "", *sets: str):
     return prepare_from_spec(spec, folder / (out or month)).manifest
 
 
-def february(folder: Path, how: str = "append", *sets: str, out: str = "february"):
-    return prepared(folder, "february", out, f"data.prepare.id_map_from={folder / 'january'}",
-                    f"data.prepare.new_ids={how}", *sets)
+def february(folder: Path, *sets: str, out: str = "february"):
+    return prepared(folder, "february", out, f"data.prepare.id_map_from={folder / 'january'}", *sets)
 
 
 def id_map(folder: Path, out: str, table: str) -> dict[int, int]:
@@ -63,7 +61,7 @@ def test_known_values_keep_their_rows_and_new_ones_come_after_them(folder, read_
     assert sorted(ids.values()) == list(range(1, len(ids) + 1))
     assert min(ids[key] for key in ids if key not in january) == len(january) + 1
     about = manifest.settings["id_maps"]["user"]
-    assert (about["known"], about["new"], about["evicted"], about["rows"]) == (80, 40, 0, 121)
+    assert (about["known"], about["new"], about["rows"]) == (80, 40, 121)
     # In the order of January, whatever the order of the file; integers are their own keys.
     assert [feature.name for feature in manifest.layout.features] == ["user", "item", "tags"]
     assert manifest.layout.dense == ("price",)
@@ -71,27 +69,6 @@ def test_known_values_keep_their_rows_and_new_ones_come_after_them(folder, read_
     rows = [row for split in ("train", "validation") for row in read_rows(folder / "february", manifest, split)]
     assert sorted((ids.get(int(line[3]), 0), int(line[4])) for line in lines) == sorted(
         (of[0][0], label) for label, _, of in rows)
-
-
-def test_evicted_rows_are_on_record_and_the_tables_keep_their_size(folder):
-    january = id_map(folder, "january", "user")
-    manifest = february(folder, "evict")
-    ids, about = id_map(folder, "february", "user"), manifest.settings["id_maps"]["user"]
-    assert (about["rows"], about["new"], about["evicted"]) == (81, 40, 40)
-    changed = read_changed_rows(str(folder / "february"), manifest)["user"].tolist()
-    assert changed == sorted(january[key] for key in january if key not in ids)
-    assert {ids[key] for key in ids if key not in january} == set(changed)
-    (folder / "february/ids/user.changed.npy").write_bytes(b"no array")
-    with pytest.raises(DataError, match=r"user\.changed\.npy: is not what the manifest says"):
-        read_changed_rows(str(folder / "february"), manifest)
-
-
-@pytest.mark.parametrize("how", ["hash", "unknown"])
-def test_without_rows_for_them_new_values_change_no_map(folder, how):
-    manifest = february(folder, how)
-    assert id_map(folder, "february", "user") == id_map(folder, "january", "user")
-    assert manifest.layout.features[0].rows == 81
-    assert manifest.settings["id_maps"]["user"]["new"] == 0
 
 
 def test_hashed_columns_keep_their_rows_without_being_told_them(folder):
@@ -103,17 +80,16 @@ def test_hashed_columns_keep_their_rows_without_being_told_them(folder):
 
 
 def test_the_result_is_the_same_in_any_memory_and_found_complete(folder, monkeypatch):
-    once, plan_budget = february(folder, "evict"), prepare_module.plan_budget
+    once, plan_budget = february(folder), prepare_module.plan_budget
     monkeypatch.setattr(prepare_module, "plan_budget", lambda *a, **k: replace(
         plan_budget(*a, **k), max_entries=20, run_rows=50, chunk_bytes=1000))
-    assert february(folder, "evict", out="little") == once
+    assert february(folder, out="little") == once
     for table in ("user", "item", "tags"):
         assert id_map(folder, "little", table) == id_map(folder, "february", table)
-    spec = spec_of(folder, "february", "february", f"data.prepare.id_map_from={folder / 'january'}",
-                   "data.prepare.new_ids=evict")
+    spec = spec_of(folder, "february", "february", f"data.prepare.id_map_from={folder / 'january'}")
     assert prepare_from_spec(spec, folder / "february").was_complete
     with pytest.raises(UserError, match="other settings"):
-        february(folder, "append")
+        february(folder, "data.prepare.max_rows=100")
 
 
 def test_the_manifest_identifies_the_data_whose_ids_it_continues(folder):
@@ -129,23 +105,23 @@ def test_a_damaged_map_is_refused_by_the_name_of_its_table(folder):
     file = folder / "january/ids/item.ids.npy"
     text = file.read_bytes()
     file.write_bytes(text[:-1] + bytes([text[-1] ^ 1]))
-    with pytest.raises(DataError, match="the id map of item is not what the manifest says"):
+    with pytest.raises(DataError, match="the id map of item is missing or not what the manifest says"):
         february(folder)
     file.unlink()
-    with pytest.raises(DataError, match="the id map of item cannot be read: No such file"):
+    with pytest.raises(DataError, match="the id map of item is missing"):
         february(folder)
     assert not (folder / "february/manifest.json").exists()
 
 
 def test_a_check_of_the_data_finds_damaged_id_maps(folder):
-    february(folder, "evict")
-    assert check(str(folder / "february"), num_workers=1).problems == ()
-    for file in ("user.keys", "item.changed"):
+    february(folder)
+    assert check(str(folder / "february")).problems == ()
+    for file in ("user.keys", "item.ids"):
         path = folder / f"february/ids/{file}.npy"
         path.write_bytes(path.read_bytes() + b"x")
     (folder / "february/ids/tags.ids.npy").unlink()
-    assert [problem.where for problem in check(str(folder / "february"), num_workers=1).problems] == [
-        "ids/user.ids.npy", "ids/item.changed.npy", "ids/tags.ids.npy"]
+    assert [problem.where for problem in check(str(folder / "february")).problems] == [
+        "ids/user.ids.npy", "ids/item.ids.npy", "ids/tags.ids.npy"]
 
 
 def test_maps_of_an_object_store_are_brought_here_and_checked(folder, monkeypatch):
@@ -153,20 +129,20 @@ def test_maps_of_an_object_store_are_brought_here_and_checked(folder, monkeypatc
     monkeypatch.setattr("embark.data.prepare.earlier_ids.local_folder", lambda path: None)
     assert february(folder, out="remote") == wanted
     (folder / "january/ids/user.ids.npy").write_bytes(b"other")
-    with pytest.raises(DataError, match="the id map of user is not what the manifest says"):
+    with pytest.raises(DataError, match="the id map of user is missing or not what the manifest says"):
         february(folder, out="damaged")
 
 
 @pytest.mark.parametrize(("sets", "message"), [
     (("data.prepare.sparse_columns=['user']",), "tables: user, item, tags there, user here"),
     (("data.dense_columns=['price', 'age']",), "dense columns: price there, price, age here"),
-    (("data.prepare.dense=none",), 'data.prepare.dense: "log" there, "none" here'),
+    (("data.prepare.dense=none",), "data.prepare.dense: log there, none here"),
     (("model.tables=[{name='user', rows=50}, {name='item', rows=90}, {name='tags', rows=9, multi_hot=4}]",),
      r"user: 81 rows there, 50 in \[model\]"),
 ])
 def test_input_whose_ids_would_mean_other_rows_is_refused(folder, sets, message):
     with pytest.raises(DataError, match=message):
-        february(folder, "append", *sets)
+        february(folder, *sets)
 
 
 def test_data_without_id_maps_or_of_another_version_is_refused(folder):
@@ -185,8 +161,3 @@ def test_a_preview_says_what_becomes_of_new_values_and_writes_nothing(folder):
     assert found.ids == f"as in {folder / 'january'}; new values get new rows"
     assert found.schema.why["user"] == f"as in {folder / 'january'}"
     assert not (folder / "february").exists()
-
-
-def test_new_ids_without_an_earlier_map_is_a_mistake(folder):
-    with pytest.raises(UserError, match="has no effect without data"):
-        spec_of(folder, "february", "", "data.prepare.new_ids=evict")

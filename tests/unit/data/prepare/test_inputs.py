@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from embark.data.prepare.inputs import Inputs, _glob_regex, open_inputs
+from embark.data.prepare.inputs import Inputs, matches_glob, open_inputs
 from embark.errors import DataError
 
 
@@ -118,4 +118,4 @@ def test_each_file_comes_once_in_the_order_they_are_named(tree: Path, monkeypatc
     ("a[0-9].csv", "a5.csv", True), ("a[!0-9].csv", "a5.csv", False), ("a.csv", "abcsv", False), ("[", "[", True),
 ])
 def test_a_glob_matches_within_folders(glob: str, path: str, is_match: bool):
-    assert bool(_glob_regex(glob).fullmatch(path)) == is_match
+    assert matches_glob(path.split("/"), glob.split("/")) == is_match

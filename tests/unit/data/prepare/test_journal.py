@@ -21,7 +21,7 @@ def test_other_settings_are_refused_and_named(tmp_path):
     with Journal(tmp_path) as journal:
         journal.begin(settings)
         journal.begin(settings)
-        with pytest.raises(UserError, match=r"seed was 1, is 2; files\[0\]\.bytes was 5, is 6") as caught:
+        with pytest.raises(UserError, match=r"seed was 1, is 2, files\[0\]\.bytes was 5, is 6") as caught:
             journal.begin(settings | {"seed": 2, "files": [{"uri": "a", "bytes": 6}]})
         assert "--fresh" in caught.value.fix
 

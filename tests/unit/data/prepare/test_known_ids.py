@@ -12,25 +12,13 @@ from embark.data.prepare.id_numbering import IdFiles, KnownIds, RunWriter, encod
 from embark.data.prepared import Rows
 
 
-def reference(
-    old: dict[int, int], rows: int, counts: Counter[int], how: str, *, min_count: int, max_rows: int
-) -> tuple[dict[int, int], set[int]]:
-    """The new map, and the rows below `rows` that have a new owner."""
+def reference(old: dict[int, int], counts: Counter[int], *, min_count: int, max_rows: int) -> dict[int, int]:
+    """The new map: known keys as they were, and new ones behind them, the most frequent first."""
     new = sorted((key for key in counts if counts[key] >= min_count and key not in old), key=lambda k: (-counts[k], k))
-    if how in ("hash", "unknown"):
-        return dict(old), set()
-    retained = set(old)
-    if how == "evict":
-        ranked = sorted([*old, *new], key=lambda key: (-counts[key], key not in old, key))[: max_rows - 1]
-        retained, new = retained & set(ranked), [key for key in new if key in set(ranked)]
-    ids = {key: old[key] for key in retained}
-    owned = set(ids.values())
-    free = (row for row in range(1, max_rows) if row not in owned)
-    given = dict(zip(new, free, strict=False))
-    return ids | given, {row for row in given.values() if row < rows}
+    return old | dict(zip(new, range(len(old) + 1, max_rows), strict=False))
 
 
-def numbered(folder: Path, months: list[list[np.ndarray]], column_rows: int, how: str, dtype, **limits):
+def numbered(folder: Path, months: list[list[np.ndarray]], column_rows: int, dtype, **limits):
     """Each month's map and the rows of its keys, every month with the ids of the one before."""
     known, rows = None, 1
     for month, runs_of_keys in enumerate(months):
@@ -51,13 +39,12 @@ def numbered(folder: Path, months: list[list[np.ndarray]], column_rows: int, how
             for pair in zip(run.read_keys(0, run.num_keys).tolist(), table.tolist(), strict=True))
         yield found, ids, looked_up
         rows = max(column_rows, found.num_rows)
-        known = KnownIds(files.keys, files.ids, rows, how)
+        known = KnownIds(files.keys, files.ids, rows)
 
 
 @pytest.mark.parametrize("max_entries", [10**9, 37])
-@pytest.mark.parametrize("how", ["append", "evict", "hash", "unknown"])
 @pytest.mark.parametrize("seed", range(4))
-def test_ids_of_a_random_stream_are_those_of_plain_python(tmp_path, how, seed, max_entries):
+def test_ids_of_a_random_stream_are_those_of_plain_python(tmp_path, seed, max_entries):
     draw = np.random.default_rng(seed)
     dtype = (np.uint64, np.uint32)[seed % 2]
     months = [[draw.zipf(1.2, int(draw.integers(0, 120))) % 300 * 7 + 40 * month for _ in range(4)]
@@ -65,20 +52,14 @@ def test_ids_of_a_random_stream_are_those_of_plain_python(tmp_path, how, seed, m
     min_count, column_rows = int(draw.integers(1, 4)), int(draw.choice([0, 50]))
     max_rows = column_rows or int(draw.choice([30, 10**6]))
     old: dict[int, int] = {}
-    rows = 1
     limits = {"min_count": min_count, "max_entries": max_entries}
-    found_months = numbered(tmp_path, months, column_rows, how, dtype, max_rows=max_rows, **limits)
+    found_months = numbered(tmp_path, months, column_rows, dtype, max_rows=max_rows, **limits)
     for number, (found, ids, looked_up) in enumerate(found_months):
         counts = Counter(key for keys in months[number] for at, key in enumerate(keys.tolist()) if at % 5 > 0)
-        wanted, changed = reference(old, rows, counts, how if number else "append", min_count=min_count,
-                                    max_rows=max_rows)
-        assert ids == wanted
+        assert ids == reference(old, counts, min_count=min_count, max_rows=max_rows)
         assert len(set(ids.values())) == len(ids)
-        assert found.changed_rows.tolist() == (sorted(changed) if number else [])
-        assert found.num_known == len(set(old.items()) & set(ids.items()))
-        assert (found.num_new, found.num_evicted) == (len(set(ids) - set(old)), len(set(old) - set(ids)))
-        other = (lambda key: key % rows) if how == "hash" and number else lambda key: 0  # noqa: B023
-        assert looked_up == {key: ids.get(key, other(key)) for key in looked_up}
+        assert (found.num_known, found.num_new) == (len(old), len(ids) - len(old))
+        assert looked_up == {key: ids.get(key, 0) for key in looked_up}
         assert set(looked_up) == {key for keys in months[number] for key in keys.tolist()}
-        assert found.num_rows == max(rows, 1 + max(ids.values(), default=0))
-        old, rows = ids, max(column_rows, found.num_rows)
+        assert found.num_rows == 1 + len(ids)
+        old = ids

@@ -21,7 +21,7 @@ from limits import HANG_S
 from embark.data.prepare import prepare as prepare_module
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.prepare import prepare, prepare_from_spec
-from embark.data.prepared import MANIFEST, SPLITS, STATISTICS, Manifest
+from embark.data.prepared import MANIFEST, SPLITS, Manifest
 from embark.data.progress import tree_bytes
 from embark.errors import DataError, UserError
 from embark.spec import load_spec
@@ -67,8 +67,6 @@ def test_hashed_ids_and_dense_values_are_those_of_plain_python(criteo, make_spec
         checked(read_rows(tmp_path / "out", manifest, split), some, criteo,
                 lambda column, key: 0 if key is None else key % sizes[column % 4])
     assert [f.rows for f in manifest.layout.features[:4]] == list(sizes)
-    statistics = (tmp_path / "out" / STATISTICS).read_bytes()
-    assert hashlib.sha256(statistics).hexdigest() == manifest.statistics_sha256
     assert Manifest.from_text((tmp_path / "out" / MANIFEST).read_text(), "") == manifest
     for part in (part for parts in manifest.parts.values() for part in parts):
         assert hashlib.sha256((tmp_path / "out" / part.file).read_bytes()).hexdigest() == part.sha256
@@ -245,7 +243,7 @@ def test_complete_and_unfinished_data_is_recognized_from_another_directory(tmp_p
         return prepare_from_spec(loaded, Path(loaded.data.path))
 
     with monkeypatch.context() as patch:
-        patch.setattr("embark.data.statistics.write_manifest", lambda *args, **more: 1 / 0)
+        patch.setattr("embark.data.prepare.prepare.write_atomic", lambda *args, **more: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             prepare_in(".")
     assert not prepare_in("elsewhere").was_complete
@@ -270,7 +268,7 @@ def test_progress_comes_by_stages_with_the_memory(criteo, make_spec, inputs, tmp
     before = tree_bytes(os.getpid())
     result = prepare(make_spec({"num_workers": 2}), criteo.schema(None), inputs, inputs.find("day_0"), tmp_path / "out",
                      on_progress=reports.append)
-    assert list(dict.fromkeys(p.stage for p in reports)) == ["reading", "numbering ids", "writing", "counting", "done"]
+    assert list(dict.fromkeys(p.stage for p in reports)) == ["reading", "numbering ids", "writing", "done"]
     last = reports[-1]
     assert (last.stage, last.rows) == ("done", 1500)
     assert result.memory_bytes >= last.memory_bytes > 10_000_000

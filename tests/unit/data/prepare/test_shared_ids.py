@@ -26,17 +26,19 @@ def rows(tmp_path) -> list[list[str]]:
     draw = random.Random(3)
     made = [["01"[draw.randrange(2)], f"w{draw.randrange(20) ** 2 // 20}",
              "|".join(f"w{25 - draw.randrange(20) ** 2 // 20}" for _ in range(draw.randrange(1, 4))),
-             f"w{draw.randrange(5)}", "train"] for _ in range(400)]
+             f"w{draw.randrange(5)}"] for _ in range(400)]
     with (tmp_path / "rows.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([["label", "item", "seen", "shop", "part"], *made])
+        csv.writer(file).writerows([["label", "item", "seen", "shop"], *made])
+    (tmp_path / "held.csv").write_text("label,item,seen,shop\n1,w1,w1,w1\n")
     return made
 
 
 def spec_of(folder: Path, tables: list[dict], ids: str = "frequency", path: str = "prepared", **prepare):
     return resolve({"model": {"embedding_dim": 4, "num_dense": 0, "tables": tables}, "data": {
         "kind": "prepared", "path": str(folder / path), "shuffle": "none",
-        "prepare": {"input": [str(folder / "rows.csv")], "ids": ids, "list_columns": ["seen"], "list_delimiter": "|",
-                    "split": "column", "split_column": "part", **prepare}}, "train": {"batch_size": 8}})
+        "prepare": {"input": [str(folder / "rows.csv"), str(folder / "held.csv")],
+                    "ids": ids, "list_columns": ["seen"], "list_delimiter": "|",
+                    "split": "file", "validation_files": ["held.csv"], **prepare}}, "train": {"batch_size": 8}})
 
 
 def ids_of(spec) -> list[np.ndarray]:
@@ -67,7 +69,7 @@ def test_later_rows_continue_the_shared_ids(tmp_path, rows):
     first = spec_of(tmp_path, TABLES)
     prepare_from_spec(first, tmp_path / "prepared")
     with (tmp_path / "rows.csv").open("a", newline="") as file:
-        csv.writer(file).writerows([["1", "new", "w3|new|newer", "w1", "train"]] * 9)
+        csv.writer(file).writerows([["1", "new", "w3|new|newer", "w1"]] * 9)
     later = spec_of(tmp_path, TABLES, path="later", id_map_from=str(tmp_path / "prepared"))
     prepare_from_spec(later, tmp_path / "later")
     before, after = ids_of(first), ids_of(later)

@@ -11,7 +11,7 @@ import pytest
 from embark.data.prepare.inputs import InputFile
 from embark.data.prepare.rows import Segment
 from embark.data.prepare.splits import assign_splits, check_splits
-from embark.errors import DataError, UserError
+from embark.errors import DataError
 from embark.features.encoding import dense_transform, transform_dense
 from embark.features.rows import RawRows
 
@@ -59,19 +59,6 @@ def test_a_name_that_no_file_has_is_refused_with_those_there_are(make_spec):
 def test_no_file_left_to_train_on_is_refused(make_spec):
     with pytest.raises(DataError, match="every file"):
         check_splits(make_spec({"split": "file", "test_files": ["*"]}).data, FILES)
-
-
-def test_fractions_that_leave_nothing_are_refused(make_spec):
-    with pytest.raises(UserError, match="leave no rows to train on"):
-        check_splits(make_spec({"test_fraction": 0.6}, eval_fraction=0.4).data, FILES)
-
-
-def test_a_column_says_it_itself(make_spec):
-    data = make_spec({"split": "column", "split_column": "part"}).data
-    result = np.array([0, 2, 1], np.uint8)
-    assert assign_splits(data, 0, Segment(FILES[0], 0, 0, 1), rows_at(range(3), result)).tolist() == [0, 2, 1]
-    with pytest.raises(UserError, match="split_column"):
-        assign_splits(data, 0, Segment(FILES[0], 0, 0, 1), rows_at(range(3)))
 
 
 VALUES = [0.0, 1.0, -1.0, -2.0, -3.0, -1e6, 5.0, 12345678.0, 1e10, math.nan]

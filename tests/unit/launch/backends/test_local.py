@@ -27,7 +27,6 @@ from embark.launch.backends.local import Local
 from embark.launch.launching import prepare_launch, submit_launch
 from embark.launch.run_registry import find_run, launch_lock, list_runs
 from embark.launch.shell import CommandResult, Shell
-from embark.launch.supervisor_client import PROGRAM
 from embark.spec import load_spec, to_toml
 
 ROOT = Path(__file__).parents[4]
@@ -181,23 +180,16 @@ def test_a_dry_run_says_the_command_and_leaves_nothing(tmp_path, capsys):
     assert not list(tmp_path.iterdir())
 
 
-def test_processes_of_a_killed_supervisor_are_found_and_ended(tmp_path, monkeypatch):
+def test_a_run_saves_and_ends_with_its_supervisor(tmp_path, monkeypatch):
     monkeypatch.setattr(Local, "_command", lambda self, handle, folder: SAVES)
     handle = launched("orphan")
     folder = Path(str(handle.where["folder"]))
     until(lambda: b"up" in (folder / "log").read_bytes())
     os.kill(json.loads((folder / "started.json").read_text())["pid"], signal.SIGKILL)
-    child = json.loads((folder / "child.json").read_text())["pid"]
-    until(lambda: local().status(handle).replicas[0].name == f"process {child}")
-    assert local().status(handle).state == "running"
-    with pytest.raises(UserError, match="already runs"):
-        launched("orphan")
-    assert subprocess.run([sys.executable, str(PROGRAM), "start", str(folder), "--fresh"]).returncode == 0
-    assert json.loads((folder / "child.json").read_text())["pid"] == child
-    assert local().cancel(handle).removed == (f"process {child}",)
-    assert (Path.cwd() / "saved").exists()
-    assert local().status(handle).state == "gone"
-    assert "stopped after" in local().status(handle).reason
+    until(lambda: (Path.cwd() / "saved").exists())
+    status = local().status(handle)
+    assert status.state == "failed"
+    assert "embark launch resumes it" in status.fix
 
 
 def test_a_cancel_that_has_to_kill_ends_every_process(tmp_path, monkeypatch):

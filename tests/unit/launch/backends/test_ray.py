@@ -95,11 +95,6 @@ def test_a_named_machine_sets_the_ranks_and_the_price(head: RayHead, capsys):
     assert find_run("clicks").handle.usd_per_hour > 0
 
 
-def test_too_few_machines_are_reported_of_before_the_run_waits_for_them(head: RayHead, capsys):
-    launched("place.nodes=4")
-    assert "the cluster has 2 machines with {CPU: 4}, and the run needs 4" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(("settings", "field"), [
     (["store.root=runs"], "store.root"), (["place.nodes=3", "train.batch_size=100"], "train.batch_size"),
     (["place.device=cuda"], "place.device"), (["data.kind=prepared", "data.path=prepared"], "data.path")])
@@ -174,7 +169,7 @@ def test_logs_have_time_and_rank_come_once_and_are_followed_to_the_end(head: Ray
     assert seen[3].index == 1
 
 
-def test_cancel_stops_the_job_and_a_second_one_takes_its_record_away(head: RayHead, capsys):
+def test_cancel_stops_the_job_and_a_second_one_forgets_it(head: RayHead, capsys):
     handle = launched()
     head.move("RUNNING")
     assert cancel_command("clicks", yes=True, console=Console()) == 0
@@ -183,18 +178,12 @@ def test_cancel_stops_the_job_and_a_second_one_takes_its_record_away(head: RayHe
     assert "they save a last checkpoint, within 2 min 00 s" in captured.err
     assert place().status(handle).state == "gone"
     assert cancel_command("clicks", yes=True, console=Console()) == 0
-    assert not head.jobs
-    identity = handle.where["id"]
-    head.jobs[identity] = {"submission_id": identity, "status": "FAILED", "entrypoint": "Entrypoint not found.",
-                           "metadata": None, "message": "Job supervisor actor died"}  # as Ray's monitor may write it
-    capsys.readouterr()
-    assert status_command("clicks", console=Console()) == 0
-    assert f"has no {identity}" in capsys.readouterr().out
-    assert cancel_command("clicks", yes=True, console=Console()) == 0
+    assert f"ray job delete {handle.where['id']}" in capsys.readouterr().out
+    assert head.jobs
     assert not list_runs().runs
 
 
-REQUESTS = ("the nodes", "the jobs", "the nodes again", "the package", "the job")
+REQUESTS = ("the nodes", "the jobs", "the package", "the job")
 
 
 @pytest.mark.parametrize("is_after", [False, True])
@@ -215,7 +204,7 @@ def test_ctrl_c_at_any_request_says_what_is_there_and_how_to_remove_it(head: Ray
     with pytest.raises(Interrupted) as caught:
         launch_run(Console(quiet=True), spec_of(), yes=True, dry_run=False)
     assert bool(head.jobs) == (step == len(REQUESTS) and is_after)
-    if step <= 3:
+    if step <= 2:
         assert caught.value.what == "stopped by Ctrl-C; nothing was created"
         assert not list_runs().runs
         return
@@ -225,7 +214,7 @@ def test_ctrl_c_at_any_request_says_what_is_there_and_how_to_remove_it(head: Ray
     for _ in range(3):
         if list_runs().runs:
             assert cancel_command("clicks", yes=True, console=Console(quiet=True)) == 0
-    assert not head.jobs
+    assert not any(job["status"] in ("PENDING", "RUNNING") for job in head.jobs.values())
     assert not list_runs().runs
 
 

@@ -47,7 +47,6 @@ def calls(request, tmp_path, monkeypatch) -> list[list[str]]:
     place.check(LaunchRequest(spec, handle))
     place.submit(LaunchRequest(spec, handle))
     place.status(handle)
-    place.events(handle)
     monkeypatch.setattr("embark.launch.backends.machines.run_outcome", lambda *_: "")
     if cloud == "tpu":
         clouds.made["request dlrm"]["state"]["state"] = "SUSPENDED"

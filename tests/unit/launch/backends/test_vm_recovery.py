@@ -29,8 +29,6 @@ def test_recover_starts_a_spot_machine_that_google_stopped(tmp_path):
     assert (status.state, status.is_recoverable) == ("lost", True)
     assert "machine 1 is gone (TERMINATED)" in status.reason
     assert "embark launch dlrm --supervise" in status.fix
-    assert place.events(handle)[0].reason == "compute.instances.preempted"
-    assert place.events(handle)[0].is_warning
     place.recover(handle)
     assert clouds.made["machine dlrm-1"]["status"] == "RUNNING"
     assert place.status(handle).state == "running"

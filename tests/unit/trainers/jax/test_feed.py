@@ -23,18 +23,17 @@ def test_a_sample_with_fewer_ids_than_places_has_none_in_the_rest():
 
 def test_every_row_has_one_place_and_the_devices_hold_as_many_each():
     spec = resolve({}, ["model.num_tables=5", "model.rows_per_table=[7,100,3,50,8]"])
-    for sharding in ("row_wise", "table_wise"):
-        layout = make_layout(spec.model_copy(update={"train": spec.train.model_copy(update={"sharding": sharding})}), 4)
-        (group,) = layout.groups
-        taken = [set() for _ in range(4)]
-        for place in group.places:
-            rows = [row for device in range(4) for row in place.rows_on(device, 4)]
-            assert sorted(rows) == list(range(place.table.rows))
-            for device in range(4):
-                at = range(place.first_row, place.first_row + len(place.rows_on(device, 4)))
-                assert not taken[device] & set(at)
-                assert at.stop <= group.rows_per_device
-                taken[device] |= set(at)
+    layout = make_layout(spec, 4)
+    (group,) = layout.groups
+    taken = [set() for _ in range(4)]
+    for place in group.places:
+        rows = [row for device in range(4) for row in place.rows_on(device, 4)]
+        assert sorted(rows) == list(range(place.table.rows))
+        for device in range(4):
+            at = range(place.first_row, place.first_row + len(place.rows_on(device, 4)))
+            assert not taken[device] & set(at)
+            assert at.stop <= group.rows_per_device
+            taken[device] |= set(at)
 
 
 def test_exchange_capacity_does_not_grow_with_the_number_of_devices():

@@ -36,12 +36,11 @@ def test_losses_are_those_of_the_torch_trainer_on_one_device_and_on_eight(train_
 
 
 @pytest.mark.slow
-def test_row_wise_and_table_wise_learn_the_same_as_one_device(train_tiny):
+def test_several_devices_learn_the_same_as_one(train_tiny):
     sets = ("train.num_steps=20", "data.num_eval_samples=0",
             'model.tables=[{name="a", rows=60, dim=8}, {name="b", rows=300, dim=16, multi_hot=2}]',
             "model.kind=dcnv2", "model.num_cross_layers=1", "train.optimizer=sgd", "train.dense_optimizer=sgd")
     expected = train_tiny(*sets, num_devices=1).losses()
-    for sharding in ("row_wise", "table_wise"):
-        found = train_tiny(*sets, f"train.sharding={sharding}")
-        assert found.losses() == pytest.approx(expected, abs=TOLERANCE)
-        assert {t["sharding"] for t in found.of("plan")[0]["tables"]} == {sharding}
+    found = train_tiny(*sets, "train.sharding=row_wise")
+    assert found.losses() == pytest.approx(expected, abs=TOLERANCE)
+    assert {t["sharding"] for t in found.of("plan")[0]["tables"]} == {"row_wise"}

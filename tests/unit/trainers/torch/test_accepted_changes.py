@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from embark.data.prepare.prepare import prepare_from_spec
 from embark.errors import UserError
 from embark.report.compare import compare_runs
 from embark.report.context import read_run
-from embark.report.document import markdown_page
+from embark.report.document import html_page
 from embark.report.report import report
 from embark.spec import load_spec, resolve
 from embark.trainers import train
@@ -63,10 +64,11 @@ def test_a_changed_run_is_refused_untouched_and_resumed_on_the_record(tmp_path):
     compared = compare_runs(contexts)
     assert {one.field: one.values for one in compared.spec}[RATE] == ("0.01, then 0.5 after step 6", "0.01")
     assert f"visits changed {RATE} at step 6; visits changed data at step 6: compare with care." in compared.sentence
-    page = markdown_page(report(contexts[0]))
+    page = html_page(report(contexts[0]))
     assert "Changes on resume" in page
-    assert f"| 6 | `{RATE}` | `0.01` | `0.5` |" in page
-    assert "Changes on resume" not in markdown_page(report(contexts[1]))
+    cells = re.findall(r"<code>(.*?)</code>", page[page.index("Changes on resume"):])
+    assert cells[:3] == [RATE, "0.01", "0.5"]
+    assert "Changes on resume" not in html_page(report(contexts[1]))
 
 
 def contents(run: Path) -> dict[Path, bytes]:

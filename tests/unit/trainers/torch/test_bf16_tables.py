@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from embark import export_weights
-from embark.export.safetensors_file import map_file
+from embark import export_run
+from embark.export.artifact import open_artifact
 
 BF16 = ("train.table_dtype=bf16", "data.ragged=true", "store.checkpoint_every=4", "train.num_steps=8",
         "store.checkpoint_at_end=true", "model.tables=[{name='a', rows=9, multi_hot=4, pooling='mean'}, "
@@ -20,9 +20,9 @@ def test_a_resumed_run_has_the_losses_and_rows_of_an_undisturbed_one(train_tiny,
     assert resumed.of("eval")[-1]["log_loss"] == whole.of("eval")[-1]["log_loss"]
     exported = []
     for run in (whole, resumed):
-        path = tmp_path / f"{len(exported)}.safetensors"
-        export_weights(run.values["run_dir"], str(path))
-        exported.append(map_file(path))
+        uri = str(tmp_path / str(len(exported)))
+        export_run(run.values["run_dir"], uri)
+        exported.append(open_artifact(uri).weights)
     assert all(np.array_equal(values, exported[1][name]) for name, values in exported[0].items())
     has_digits = {table: bool((exported[0][f"tables.embedding_bags.{table}.weight"].view(np.uint32) & 0xFFFF).any())
                   for table in "abc"}

@@ -13,7 +13,7 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from embark import evaluate, evaluate_slices, feature_importance
+from embark import evaluate
 from embark.__main__ import run as embark
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.errors import DataError, UserError
@@ -143,7 +143,7 @@ def test_data_with_other_id_maps_is_refused(trained, tmp_path):
     with pytest.raises(DataError, match="other id maps"):
         evaluate(str(folder / "bought"), data=str(tmp_path / "other"))
     same = resolve(spec.model_dump(exclude_unset=True), [f"data.prepare.id_map_from={folder / 'prepared'}",
-                                       "data.prepare.new_ids=unknown", f"data.path={tmp_path / 'same'}"])
+                                       "data.prepare.max_rows=1", f"data.path={tmp_path / 'same'}"])
     prepare_from_spec(same, tmp_path / "same")
     found = [evaluate(str(folder / "bought"), data=str(tmp_path / "same"), split=split)
              for split in ("train", "validation")]
@@ -165,77 +165,6 @@ def test_an_id_map_that_was_changed_is_refused(trained, tmp_path):
         ids.write_bytes(saved)
 
 
-def test_the_deciding_feature_comes_first_and_noise_includes_0(trained):
-    folder, _ = trained
-    found = feature_importance(str(folder / "bought"), repeats=8, seed=3)
-    first, rest = found.features[0], found.features[1:]
-    assert first.feature == "likes it"
-    assert first.table == "likes_it"
-    assert first.log_loss_increase.low > 0.1
-    assert first.auc_drop.low > 0.1
-    assert {one.feature: one.kind for one in rest} == {
-        "city": "sparse", "noise": "sparse", "tags": "sparse", "age": "dense"}
-    by_name = {one.feature: one for one in rest}
-    assert by_name["noise"].log_loss_increase.includes_zero
-    assert by_name["noise"].auc_drop.includes_zero
-
-
-def test_importance_takes_the_given_rows_and_refuses_too_few(trained):
-    folder, _ = trained
-    few = feature_importance(str(folder / "bought"), repeats=5, rows=300)
-    assert few.num_samples == 300
-    assert few == feature_importance(str(folder / "bought"), repeats=5, rows=300)
-    with pytest.raises(DataError, match="too few rows"):
-        feature_importance(str(folder / "bought"), rows=8)
-    with pytest.raises(UserError, match="5 or more"):
-        feature_importance(str(folder / "bought"), repeats=2)
-
-
-def test_slices_have_names_of_values_and_find_the_worst(trained):
-    """What people like decides the label: `maybe` stands for chance, so within it nothing is left to predict."""
-    folder, ended = trained
-    found = evaluate_slices(str(folder / "bought"), "likes it", split="validation")
-    assert found.all_rows.auc == ended["auc"]
-    assert found.all_rows.num_samples == evaluate(str(folder / "bought")).num_samples
-    by_value = {one.value: one for one in found.slices}
-    assert {*by_value} == {"no", "maybe", "yes"}
-    assert sum(one.num_samples for one in found.slices) == found.all_rows.num_samples
-    maybe = by_value["maybe"]
-    assert maybe.auc_interval.low < 0.55
-    assert maybe.auc_interval.high < found.all_rows.auc_interval.low
-    assert maybe.auc_interval.mean == maybe.auc
-    assert by_value["no"].click_rate < 0.1 < 0.9 < by_value["yes"].click_rate
-
-
-def test_slices_of_lists_overlap_and_of_numbers_and_missing_values_do_not(trained):
-    folder, _ = trained
-    run = str(folder / "bought")
-    tags = evaluate_slices(run, "tags")
-    assert {one.value for one in tags.slices} == {"a", "b", "c"}
-    assert sum(one.num_samples for one in tags.slices) > tags.all_rows.num_samples
-    cities = evaluate_slices(run, "city", top=2)
-    assert [one.value for one in cities.slices][-1] == "other values"
-    assert cities.num_values == 3
-    assert "missing, rare or unseen" in {one.value for one in evaluate_slices(run, "city").slices}
-    for one in (cities, evaluate_slices(run, "age")):
-        assert sum(part.num_samples for part in one.slices) == one.all_rows.num_samples
-    assert len(one.slices) == 10
-    few = evaluate_slices(run, "noise", rows=60)
-    assert {part.auc_interval for part in few.slices} == {None}
-    with pytest.raises(UserError, match="no such feature"):
-        evaluate_slices(run, "likes")
-
-
-def test_the_command_shows_slices_and_where_they_differ(trained, capsys):
-    folder, _ = trained
-    assert embark(["evaluate", str(folder / "bought"), "--by", "likes it"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    (maybe,) = [line for line in lines if line.startswith("maybe")]
-    assert "AUC" in maybe.rstrip().split("  ")[-1]
-    assert embark(["evaluate", str(folder / "bought"), "--top", "3"]) != 0
-    assert "--top needs --by" in capsys.readouterr().err
-
-
 def test_the_command_says_which_rows_and_which_step_in_text_and_json(trained, capsys):
     folder, ended = trained
     assert embark(["evaluate", str(folder / "bought"), "--split", "train"]) == 0
@@ -245,12 +174,6 @@ def test_the_command_says_which_rows_and_which_step_in_text_and_json(trained, ca
     assert "trained on these rows" in text
     assert embark(["evaluate", str(folder / "bought"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["auc"] == ended["auc"]
-    assert embark(["evaluate", str(folder / "bought"), "--rows", "9"]) == 64
-    assert "--rows needs --importance" in capsys.readouterr().err
-    assert embark(["evaluate", str(folder / "bought"), "--importance", "--rows", "600", "--repeats", "5"]) == 0
-    shown = capsys.readouterr().out
-    assert "Student's t" in shown
-    assert "likes it" in shown
 
 
 @pytest.mark.parametrize("kind", ["synthetic", "columns"])

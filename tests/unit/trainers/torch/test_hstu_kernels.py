@@ -31,7 +31,7 @@ def both_ways(lengths, max_length, heads, widths, *, positions, times, dtype=tor
         own = [(one.to(wide) if is_eager else one).detach().requires_grad_() for one in inputs]
         position_bias, time_bias = own[3] if positions else None, own[-1] if times else None
         if is_eager:
-            out = eager_attention(*own[:3], layout.padding, max_length, causal=True, position_bias=position_bias,
+            out = eager_attention(*own[:3], layout.padding, max_length, position_bias=position_bias,
                                   times=stamps, time_bias=time_bias)
         else:
             behind = None if position_bias is None else position_bias[max_length - 1:]
@@ -80,6 +80,5 @@ def test_in_bf16_they_are_as_near_as_bf16_is(lengths, max_length, heads, widths,
 @pytest.mark.gpu
 def test_a_gpu_takes_the_kernels_and_a_cpu_does_not():
     q = torch.zeros(3, 1, 16)
-    assert not uses_kernels(q, q, causal=True)
-    assert uses_kernels(q.cuda(), q.cuda(), causal=True)
-    assert not uses_kernels(q.cuda(), q.cuda(), causal=False)
+    assert not uses_kernels(q, q)
+    assert uses_kernels(q.cuda(), q.cuda())

@@ -125,7 +125,7 @@ def test_equal_options_are_tried_in_the_order_they_are_named():
     allowed = sharding.constraints(CRITEO, with_hosts)
     topology = sharding.topology_of(world, 80 * GIB, 1000 * GIB)
     tables = tables_without_values(CRITEO.model.stored_tables()[:3], CRITEO.train)
-    options = sharding.OrderedEnumerator(topology, 4096, allowed).enumerate(tables, [sharding.make_sharder(CRITEO)])
+    options = sharding.OrderedEnumerator(topology, 4096, allowed).enumerate(tables, sharding.make_sharders(CRITEO))
     kinds = ["table_wise", "row_wise", "table_row_wise"]
     assert [(o.name, o.compute_kernel, o.sharding_type) for o in options] == [
         (f"cat_{i}", kernel, kind) for i in range(3) for kernel in ("fused", "fused_uvm_caching") for kind in kinds]
@@ -174,4 +174,4 @@ def test_a_long_search_that_finds_nothing_ends(monkeypatch):
     topology = sharding.topology_of(world, GIB, GIB)
     tables = tables_without_values(CRITEO.model.stored_tables(), CRITEO.train)
     with pytest.raises(PlannerError):
-        sharding.first_plan(CRITEO, topology, lambda p: p.plan(tables, [sharding.make_sharder(CRITEO)]))
+        sharding.first_plan(CRITEO, topology, lambda p: p.plan(tables, sharding.make_sharders(CRITEO)))

@@ -5,7 +5,6 @@ import random
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -216,12 +215,3 @@ def test_the_container_s_limit_counts_as_the_machine_s_memory(tmp_path, monkeypa
     assert host_bytes() == 1048576
     limit.write_text("max\n")
     assert host_bytes() > 2**30
-
-
-def test_npz_columns_train_too(tmp_path):
-    draw = np.random.default_rng(0)
-    label = draw.integers(0, 2, 600)
-    path = tmp_path / "clicks.npz"
-    np.savez(path, click=label, user=draw.integers(0, 40, 600), item=(label * 15 + draw.integers(0, 15, 600)))
-    values = train(user_item_spec(tmp_path, path=str(path)))
-    assert values["auc"] > 0.95

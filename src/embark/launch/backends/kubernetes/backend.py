@@ -1,7 +1,8 @@
 """Kubernetes, through kubectl: a Job, JobSet, TrainJob, PyTorchJob or RayJob, from the very files that are rendered."""
 
 import os
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,17 @@ from embark.launch.backend import (
     LaunchBackend,
     LaunchRequest,
     LogLine,
+    LogSource,
     Resource,
     RunEvent,
     RunHandle,
     Status,
+    read_logs,
 )
 from embark.launch.backends.kubernetes.kubectl import Cluster, Forbidden, Kubectl, classify_error
 from embark.launch.backends.kubernetes.pods import PodLogPosition, PodStatus
 from embark.launch.backends.kubernetes.status import KINDS, RunKind, event_of, failed_condition, status_of
-from embark.launch.log_tail import LogSource, read_logs, tail_logs
-from embark.launch.shell import CommandResult, LineStream
+from embark.launch.shell import CommandResult
 from embark.lint.rendered import render_spec
 from embark.render.job import Job, make_job
 from embark.render.targets.kubernetes import MANIFESTS
@@ -95,18 +97,15 @@ class Kubernetes(LaunchBackend):
                          min_nodes=handle.where.get("min_nodes", handle.where["num_nodes"]),
                          queue=handle.where["queue"])
 
-    def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        positions: dict[str, PodLogPosition] = {}
-        sources = self._log_sources(handle, positions)
-        if not sources and not follow:
-            status = self.status(handle)
-            raise UserError(f"{handle.name} has no pods, so no logs: it is {status.state}. {status.reason}",
-                            fix=status.fix)
-        split = self._kind(handle).line
-        yield from map(split, read_logs(sources))
-        if follow:
-            yield from map(split, tail_logs(
-                lambda: (self._log_sources(handle, positions), self.status(handle).has_ended), self.poll_s))
+    def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
+        positions: defaultdict[str, PodLogPosition] = defaultdict(PodLogPosition)
+
+        def read() -> Iterator[LogLine]:
+            pods = [pod for pod in self._log_pods(handle) if pod.has_started]
+            sources = [self._log_source(handle, pod, positions[pod.name]) for pod in pods]
+            return map(self._kind(handle).line, read_logs(sources))
+
+        return read
 
     def events(self, handle: RunHandle) -> list[RunEvent]:
         name = self._object(handle)
@@ -117,8 +116,11 @@ class Kubernetes(LaunchBackend):
     def cancel(self, handle: RunHandle) -> CancelResult:
         kubectl, kind, name = self._kubectl(handle), self._kind(handle).name, self._object(handle)
         removed = []
+        grace_s, num_up = handle.where["grace_s"], sum(pod.phase == "Running" for pod in self._pods(handle))
         if kubectl.delete(kind, name):
-            if not self._wait_until_gone(handle):
+            if num_up:
+                self._notify(f"stopping {pluralize(num_up, 'pod')}; each saves a checkpoint, within {grace_s} s")
+            if not self._wait(handle, lambda: self._find(handle) is None, grace_s + END_MARGIN_S):
                 return CancelResult((), self._remains(handle), is_complete=False)
             removed.append(self._title(handle))
         removed += [small for small in self._small_objects(handle) if kubectl.delete(*small.split("/"))]
@@ -139,20 +141,6 @@ class Kubernetes(LaunchBackend):
             request.record(Resource(f"namespace {namespace}", kubectl.cluster.line("delete", "namespace", namespace)))
             kubectl.make_namespace()
         return True
-
-    def _wait_until_gone(self, handle: RunHandle) -> bool:
-        grace_s, said = handle.where["grace_s"], [0]
-
-        def is_gone() -> bool:
-            if self._find(handle) is None:
-                return True
-            num_up = sum(pod.phase == "Running" for pod in self._pods(handle))
-            if num_up and num_up != said[-1]:
-                said.append(num_up)
-                self._notify(f"stopping {pluralize(num_up, 'pod')}; each saves a checkpoint, within {grace_s} s")
-            return False
-
-        return self._wait(handle, is_gone, grace_s + END_MARGIN_S)
 
     def _remains(self, handle: RunHandle) -> tuple[Resource, ...]:
         cluster = self._cluster(handle)
@@ -177,20 +165,12 @@ class Kubernetes(LaunchBackend):
             found.append(f"trainingruntime.trainer.kubeflow.org/{name}")
         return found
 
-    def _log_sources(self, handle: RunHandle, positions: dict[str, PodLogPosition]) -> list[LogSource]:
-        return [self._log_source(handle, pod, positions.setdefault(pod.name, PodLogPosition()))
-                for pod in self._log_pods(handle) if pod.has_started]
-
     def _log_source(self, handle: RunHandle, pod: PodStatus, position: PodLogPosition) -> LogSource:
         kubectl, kind = self._kubectl(handle), self._kind(handle)
-        container = kind.log_container or kind.container
-
-        def open_log(follow: bool) -> LineStream:
-            since = position.begin()
-            options = [f"--container={container}"] if container else []
-            options += ["--timestamps", *([f"--since-time={since}"] if since else [])]
-            options += ["--follow"] if follow else []
-            return self._shell.lines(kubectl.words("logs", pod.name, *options))
+        since = position.begin()
+        stream = self._shell.lines(kubectl.words(
+            "logs", pod.name, f"--container={kind.log_container or kind.container}", "--timestamps",
+            *([f"--since-time={since}"] if since else [])))
 
         def on_failure(done: CommandResult) -> None:
             error = classify_error(done)
@@ -199,9 +179,7 @@ class Kubernetes(LaunchBackend):
             if error not in ("not found", "away"):  # replaced meanwhile; or the next look at the pods retries
                 self._notify(f"cannot read the log of {pod.name}: {to_one_line(done.err)[:300]}")
 
-        return LogSource(key=f"{pod.name} {pod.uid} {pod.num_container_starts}", open=open_log,
-                         parse=lambda text: position.parse(pod, text), on_failure=on_failure,
-                         is_final=pod.phase != "Running")
+        return LogSource(stream, lambda text: position.parse(pod, text), on_failure)
 
     def _pods(self, handle: RunHandle) -> list[PodStatus]:
         """Return the pods that train."""

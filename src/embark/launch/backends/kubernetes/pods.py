@@ -31,7 +31,6 @@ class PodStatus:
     """One pod as the cluster describes it, explained."""
 
     name: str
-    uid: str
     index: int | None
     created: str
     phase: str
@@ -56,7 +55,7 @@ class PodStatus:
         preempted = disruption and explain_preemption(disruption.get("reason", ""), disruption.get("message", ""))
         ended = now.get("terminated") or ("waiting" in now and (state.get("lastState") or {}).get("terminated")) or {}
         return cls(
-            name=metadata["name"], uid=metadata.get("uid", ""),
+            name=metadata["name"],
             index=next((int(labels[name]) for name in INDEX_LABELS if str(labels.get(name, "")).isdigit()), None),
             created=metadata.get("creationTimestamp", ""), phase=status.get("phase", "Pending"),
             is_leaving="deletionTimestamp" in metadata, why=_why(status, now), since_s=time_s(status.get("startTime")),

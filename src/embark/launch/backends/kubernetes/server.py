@@ -12,7 +12,6 @@ from embark.launch.backend import time_s as to_time_s
 from embark.launch.backends.kubernetes.backend import Kubernetes, require_image
 from embark.launch.backends.kubernetes.pods import PodStatus
 from embark.launch.backends.kubernetes.status import RunKind
-from embark.launch.backends.local import artifact_remains
 from embark.render.job import make_job
 from embark.render.serving import artifact_of, server_name
 from embark.render.targets.serve import CONTAINER, FILES, GRACE_S, SERVER
@@ -67,7 +66,7 @@ class KubernetesServer(Kubernetes):
         cluster, namespace = self._cluster(handle), handle.where["namespace"]
         return (Resource(f"namespace {namespace} with its service account {handle.where['service_account']}",
                          cluster.line("delete", "namespace", namespace) + ", if nothing else is in it"),
-                artifact_remains(handle))
+                Resource(f"the exported model in {handle.run_uri}", "remains until you delete it"))
 
     def _pods(self, handle: RunHandle) -> list[PodStatus]:
         (label, value), = SERVER.items()
@@ -91,24 +90,19 @@ def server_status(
     num_ready = int(status.get("readyReplicas") or 0) if is_deployment else (
         num_wanted if condition_of(status, "Ready") else 0)
 
-    def make(state: Any, reason: Reason) -> Status:
-        return Status(state=state, reason=reason.text, fix=reason.fix, replicas=replicas, num_restarts=num_restarts,
-                      since_s=to_time_s(metadata.get("creationTimestamp", "")))
-
-    restarted = f"restarted {pluralize(num_restarts, 'time')}" if num_restarts else ""
+    server = Status("pending", replicas=replicas, num_restarts=num_restarts,
+                    since_s=to_time_s(metadata.get("creationTimestamp", "")))
     if num_ready >= num_wanted:
-        return make("running", Reason(restarted))
+        return server.become("running", f"restarted {pluralize(num_restarts, 'time')}" if num_restarts else "")
     waits = _why(pods, events)
-    sentence = f"{num_ready} of {pluralize(num_wanted, 'replica')} ready"
-    ready = Reason(f"{sentence}; {waits.text}" if waits.text else sentence, waits.fix)
+    ready = f"{num_ready} of {pluralize(num_wanted, 'replica')} ready" + (f"; {waits.text}" if waits.text else "")
     if num_ready:
-        return make("running", ready)
-    stuck = next((one for one in status.get("conditions") or () if one.get("type") == "Progressing"
-                  and one.get("reason") == "ProgressDeadlineExceeded"), None)
-    if stuck is not None:
-        return make("failed", Reason(ready.text, waits.fix or "embark logs says why; embark launch again, once it is "
-                                                             "corrected"))
-    return make("restarting" if num_restarts else "pending", ready)
+        return server.become("running", ready, waits.fix)
+    progress = condition_of(status, "Progressing", "False") or {}
+    if progress.get("reason") == "ProgressDeadlineExceeded":
+        return server.become("failed", ready, waits.fix or "embark logs says why; embark launch again, once it is "
+                                                           "corrected")
+    return server.become("restarting" if num_restarts else "pending", ready, waits.fix)
 
 
 def _why(pods: Sequence[PodStatus], events: Sequence[RunEvent]) -> Reason:

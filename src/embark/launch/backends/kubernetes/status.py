@@ -38,7 +38,6 @@ _FIRST_FAILED_JOB = re.compile(r"\(first failed job: (?P<name>\S+?)\)")
 """How a JobSet (pkg/controllers/failure_policy.go, 0.5 to 0.12) ends its message; Trainer 2 copies that message."""
 SUCCEEDED = ("Complete", "SuccessCriteriaMet", "Completed", "Succeeded")
 SUBMITTER = "ray-job-submitter"  # KubeRay's container that submits the script to the Ray cluster and follows its log.
-_VOLCANO_ENDS = {"Completed": "Complete", "Failed": "Failed", "Aborted": "Failed", "Terminated": "Failed"}
 
 
 def status_of(
@@ -56,8 +55,7 @@ def status_of(
                        *(p.num_container_starts for p in pods), 0)
 
     def make(state: State, reason: Reason) -> Status:
-        return Status(state=state, reason=to_one_line(reason.text), fix=to_one_line(reason.fix), replicas=replicas,
-                      since_s=since_s, num_restarts=num_restarts)
+        return Status(state, to_one_line(reason.text), to_one_line(reason.fix), replicas, since_s, num_restarts)
 
     ended = failed_condition(status)
     if ended is not None:
@@ -73,7 +71,7 @@ def status_of(
                                    and len(latest) >= num_nodes):
         return make("running", Reason(_restarted(num_restarts, lost)))
     if min_nodes is not None and len(is_up) >= min_nodes:
-        return make("running", _why_fewer(is_up, latest, events, num_nodes))
+        return make("running", Reason(f"trains on {len(is_up)} of {pluralize(num_nodes, 'machine')}"))
     out = [p for p in latest if p.preempted or p.is_leaving or p.phase == "Failed"]
     before = [p for p in pods if p.preempted or p.phase == "Failed"]
     if out or before:
@@ -188,20 +186,6 @@ def _why_pending(pods: Sequence[PodStatus], events: Sequence[RunEvent], num_node
     return Reason(f"{begins}{first.name} waits: {why.text}", why.fix)
 
 
-def _why_fewer(
-    up: Sequence[PodStatus], latest: Sequence[PodStatus], events: Sequence[RunEvent], num_nodes: int
-) -> Reason:
-    """Why an elastic run trains with only some of its machines."""
-    missing = next((p for p in latest if p not in up), None)
-    begins = f"trains on {len(up)} of {pluralize(num_nodes, 'machine')}"
-    if missing is None:
-        return Reason(begins)
-    if missing.phase != "Pending":
-        return Reason(f"{begins}; {_went(missing)}")
-    why = missing.waits_for(events)
-    return Reason(f"{begins}; {missing.name} waits: {why.text}", why.fix)
-
-
 def _restarted(num_restarts: int, lost: Sequence[PodStatus]) -> str:
     if lost:
         reasons = "; ".join(dict.fromkeys(f"{p.title}: {p.preempted}" for p in lost))
@@ -243,22 +227,9 @@ def _ray_job(found: Mapping[str, Any]) -> Mapping[str, Any]:
         str(status.get("jobDeploymentStatus", "")))
     if ended == "Complete" and status.get("jobStatus") in ("FAILED", "STOPPED"):
         ended = "Failed"
-    return _with_conditions(found, ended, str(status.get("reason") or ""), str(status.get("message") or ""),
-                 restarts=int(status.get("failed") or 0))
-
-
-def _volcano_job(found: Mapping[str, Any]) -> Mapping[str, Any]:
-    status = found.get("status") or {}
-    state = status.get("state") or {}
-    phase = str(state.get("phase", ""))
-    return _with_conditions(found, _VOLCANO_ENDS.get(phase), str(state.get("reason") or phase),
-                            str(state.get("message") or ""), restarts=int(status.get("retryCount") or 0))
-
-
-def _with_conditions(found: Mapping[str, Any], condition: str | None, reason: str, message: str, *,
-                     restarts: int) -> Mapping[str, Any]:
-    conditions = [{"type": condition, "status": "True", "reason": reason, "message": message}] if condition else []
-    return {**found, "status": {"conditions": conditions, "restarts": restarts}}
+    condition = {"type": ended, "status": "True", "reason": str(status.get("reason") or ""),
+                 "message": str(status.get("message") or "")}
+    return {**found, "status": {"conditions": [condition] if ended else [], "restarts": int(status.get("failed") or 0)}}
 
 
 KINDS = {
@@ -267,6 +238,5 @@ KINDS = {
        for target in ("jobset", "trainjob")},
     "ray": RunKind(MANIFESTS["ray"][1], CONTAINERS["ray"], log_label=JOB_NAME,
                    log_container=SUBMITTER, line=_ray_line, read=_ray_job),
-    "torchx": RunKind("job.batch.volcano.sh", "", read=_volcano_job),
 }
 """Kinds of objects by `place.target`."""

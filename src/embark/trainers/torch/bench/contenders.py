@@ -57,12 +57,16 @@ class TorchContender:
 
 class Embark(TorchContender):
     """This trainer's step, as `embark train` runs it. Fed by its own loader, or from `num_batches` batches that are in
-    host memory before the clock starts; every step copies its batch to the device."""
+    host memory before the clock starts; every step copies its batch to the device. TorchRec's own pipeline `is_stock`:
+    TorchRec has no custom model to compare with."""
 
-    def __init__(self, spec: RunSpec, world: World, source: SampleSource, num_batches: int = 0) -> None:
+    def __init__(
+        self, spec: RunSpec, world: World, source: SampleSource, num_batches: int = 0, *, is_stock: bool = False
+    ) -> None:
         self.trainer = TorchTrainer(spec, world, ENDLESS, source)
         origin = "from memory" if num_batches else "from its loader"
-        super().__init__(f"Embark, {self.trainer.engine.name}, {self.trainer.precision}, {origin}", world.device)
+        name = "TorchRec's pipeline, {}" if is_stock else f"Embark, {self.trainer.engine.name}, {{}}, {origin}"
+        super().__init__(name.format(self.trainer.precision), world.device)
         self._step = 0
         self._open = ExitStack()
         self._batches: Iterator[Any] = self._open.enter_context(self.trainer.feed(source, 0, ENDLESS))
@@ -78,14 +82,6 @@ class Embark(TorchContender):
     def close(self) -> None:
         self._open.close()
         super().close()
-
-
-class StockPipeline(Embark):
-    """TorchRec's own pipeline over a custom model: TorchRec has none to compare it with."""
-
-    def __init__(self, spec: RunSpec, world: World, source: SampleSource, num_batches: int) -> None:
-        super().__init__(spec, world, source, num_batches)
-        self.name = f"TorchRec's pipeline, {self.trainer.precision}"
 
 
 class Stock(TorchContender):

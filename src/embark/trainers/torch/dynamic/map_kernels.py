@@ -19,11 +19,6 @@ from embark.trainers.torch.dynamic.batch_ids import Candidates, IdLayout, IdSlot
 
 if TYPE_CHECKING:
     from embark.trainers.torch.dynamic.id_map import IdMap
-
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from embark.trainers.torch.dynamic.id_map import IdMap
     from embark.trainers.torch.dynamic.tables import RowShard
 
 _STEP, _FIRST, _SECOND = tl.constexpr(hashing.STEP), tl.constexpr(hashing.FIRST), tl.constexpr(hashing.SECOND)

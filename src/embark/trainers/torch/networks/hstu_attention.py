@@ -13,11 +13,11 @@ MAX_KERNEL_WIDTH = 128
 
 
 def hstu_attention(
-    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int, *, causal: bool = True,
+    q: Tensor, k: Tensor, v: Tensor, offsets: Tensor, max_length: int, *,
     position_bias: Tensor | None = None, times: Tensor | None = None, time_bias: Tensor | None = None,
     layout: JaggedLayout | None = None,
 ) -> Tensor:
-    """Compute SiLU(q·k / √width + bias) / max_length, times v: [total, heads, width of v].
+    """Compute SiLU(q·k / √width + bias) / max_length, times v, over a row and those before: [total, heads, width of v].
 
     `q`, `k`, `v`: [total, heads, width], the rows of all samples one behind the other. `offsets`: [samples + 1].
     `position_bias`: [2 · max_length − 1], by the query's position less the key's, plus max_length − 1. `time_bias`:
@@ -26,9 +26,9 @@ def hstu_attention(
     """
     layout = layout or JaggedLayout(offsets, len(q))
     time_bias = None if times is None else time_bias
-    if not uses_kernels(q, v, causal=causal):
-        return eager_attention(q, k, v, layout.padding, max_length, causal=causal, position_bias=position_bias,
-                               times=times, time_bias=time_bias)
+    if not uses_kernels(q, v):
+        return eager_attention(q, k, v, layout.padding, max_length, position_bias=position_bias, times=times,
+                               time_bias=time_bias)
     from embark.trainers.torch.networks.hstu_kernels import TritonAttention
 
     if torch.is_autocast_enabled(q.device.type):
@@ -40,22 +40,22 @@ def hstu_attention(
     return found
 
 
-def uses_kernels(q: Tensor, v: Tensor, *, causal: bool) -> bool:
-    """Return whether kernels compute it: causal attention on a GPU, in heads that fit its registers. All else is
+def uses_kernels(q: Tensor, v: Tensor) -> bool:
+    """Return whether kernels compute it: attention on a GPU, in heads that fit its registers. All else is
     padded."""
-    return q.is_cuda and causal and len(q) > 0 and q.dtype in KERNEL_DTYPES and max(
+    return q.is_cuda and len(q) > 0 and q.dtype in KERNEL_DTYPES and max(
         q.shape[2], v.shape[2]) <= MAX_KERNEL_WIDTH
 
 
 def eager_attention(
-    q: Tensor, k: Tensor, v: Tensor, padding: Padding, max_length: int, *, causal: bool, position_bias: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, padding: Padding, max_length: int, *, position_bias: Tensor | None,
     times: Tensor | None, time_bias: Tensor | None,
 ) -> Tensor:
     """Compute `hstu_attention` by torch's operations, padded."""
     of_times = padding.pad(times) if times is not None else [None] * len(padding.groups)
     found = []
-    for one_q, one_k, one_v, one_times, (_, rows) in zip(
-            padding.pad(q), padding.pad(k), padding.pad(v), of_times, padding.groups, strict=True):
+    for one_q, one_k, one_v, one_times in zip(
+            padding.pad(q), padding.pad(k), padding.pad(v), of_times, strict=True):
         scores = torch.einsum("blhd,bmhd->bhlm", one_q, one_k) / math.sqrt(q.shape[-1])
         length = one_q.shape[1]
         places = torch.arange(length, device=q.device)
@@ -67,18 +67,10 @@ def eager_attention(
             scores = scores + embedding(buckets, time_bias[:, None])[:, None, :, :, 0]
         weights = silu(scores) / max_length
         # Padding lies behind a sample's last row, where a causal mask hides it from every row that counts.
-        is_seen = apart >= 0 if causal else _is_row(rows)[:, None, None, :]
-        found.append(torch.einsum("bhlm,bmhd->blhd", torch.where(is_seen, weights, 0.0), one_v))
+        found.append(torch.einsum("bhlm,bmhd->blhd", torch.where(apart >= 0, weights, 0.0), one_v))
     return padding.unpad(found)
 
 
 def time_bucket(difference: Tensor, num_buckets: int) -> Tensor:
     """Return ⌊log₂(1 + |seconds|)⌋, and the last bucket for all that is longer."""
     return (torch.frexp(1.0 + difference.abs().float()).exponent.long() - 1).clamp_(max=num_buckets - 1)
-
-
-def _is_row(rows: Tensor) -> Tensor:
-    """Return which of a group's positions hold a row of their own: behind them the last one is repeated."""
-    is_row = torch.ones_like(rows, dtype=torch.bool)
-    torch.ne(rows[:, 1:], rows[:, :-1], out=is_row[:, 1:])
-    return is_row

@@ -6,6 +6,7 @@ from torch.nn.functional import normalize
 
 from embark.spec.model import ModelSpec
 from embark.spec.two_tower import is_item_table
+from embark.trainers.torch.networks.layers import mlp
 
 
 class TwoTowerNetwork(nn.Module):
@@ -53,12 +54,7 @@ class Tower(nn.Module):
     def __init__(self, widths: list[int], num_dense: int, sizes: tuple[int, ...]) -> None:
         super().__init__()
         self.bias = None if sizes else nn.Parameter(torch.zeros(widths[0]))
-        layers: list[nn.Module] = []
-        width = sum(widths) + num_dense
-        for size in sizes:
-            layers += [nn.Linear(width, size), nn.ReLU()]
-            width = size
-        self.layers = nn.Sequential(*layers[:-1])
+        self.layers = mlp(sum(widths) + num_dense, sizes, 0.0, ends_linear=True)
 
     def forward(self, dense: Tensor, rows: list[Tensor]) -> Tensor:
         if self.bias is not None:

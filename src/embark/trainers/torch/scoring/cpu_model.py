@@ -6,7 +6,7 @@ Tables stay mapped and in the bits they have; only the rows of a batch are ever 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -163,23 +163,17 @@ class ExportedModel:
         pooled = []
         for position, look_up in self._lookups:
             ids = torch.from_numpy(rows.ids[position].reshape(-1).astype(np.int64))
-            lengths = rows.lengths[position]
-            if lengths is None and len(ids) == len(rows):
-                pooled.append(look_up(ids, None))
-                continue
-            counts = np.full(len(rows), len(ids) // len(rows)) if lengths is None else lengths.astype(np.int64)
-            pooled.append(look_up(ids, torch.from_numpy(np.concatenate([[0], np.cumsum(counts)]))))
+            has_one_id = rows.lengths[position] is None and len(ids) == len(rows)
+            pooled.append(look_up(ids, None if has_one_id else torch.from_numpy(_offsets(rows, position))))
         return torch.cat(pooled, dim=1)
 
     def _weighted_sums(self, rows: Rows, table: int) -> Tensor:
         """Sum rows by weights as training does, where one feature with weights makes all features have some."""
         (position, look_up), weight_position = self._lookups[table], self._weight_positions[table]
-        ids, lengths = rows.ids[position].reshape(-1).astype(np.int64), rows.lengths[position]
-        if lengths is None:
-            lengths = np.full(len(rows), len(ids) // len(rows), np.int32)
+        ids, offsets = rows.ids[position].reshape(-1).astype(np.int64), _offsets(rows, position)
         weights = np.ones(len(ids), np.float32) if weight_position is None else rows.ids[weight_position]
+        lengths = np.diff(offsets).astype(np.int32)
         weights = np.require(weights_in_sum(weights, lengths, self._tables[table]), np.float32, ("C", "W"))
-        offsets = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
         return look_up(torch.from_numpy(ids), torch.from_numpy(offsets), torch.from_numpy(weights))
 
 
@@ -210,12 +204,10 @@ def _weight(artifact: Artifact, table: Table) -> NDArray[Any]:
     return weight
 
 
-@contextmanager
-def shared_cores(num_callers: int) -> Iterator[None]:
+def shared_cores(num_callers: int) -> AbstractContextManager[None]:
     """Give each of `num_callers` threads that score at the same time its share of the cores: more threads than cores
     spin."""
-    with num_threads(max(1, torch.get_num_threads() // num_callers)):
-        yield
+    return num_threads(max(1, torch.get_num_threads() // num_callers))
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from embark.export.safetensors_file import map_file
 from embark.features.rows import NumberRows, RawRows
 from embark.formatting import to_one_line
 from embark.spec.serve import Precision
-from embark.trainers.torch.scoring.cpu_model import load_network
+from embark.trainers.torch.scoring.cpu_model import load_network, positions_of
 from embark.trainers.torch.scoring.gpu_layers import fuse_layers
 from embark.trainers.torch.scoring.gpu_tables import GpuTables, check_memory
 
@@ -56,7 +56,7 @@ class GpuModel:
         self._tables = GpuTables(artifact, self._device)
         self._matmul_precision = "highest" if precision == "fp32" else "high"
         layout = artifact.info.rows.layout
-        positions = {feature.name: i for i, feature in enumerate(layout.features)}
+        positions = positions_of(artifact)
         self._positions = [positions[table.name] for table in artifact.info.model.table_list()]
         self._in_order = self._positions == list(range(len(layout.features)))
         self._num_dense, self._num_cells = len(layout.dense), len(layout.dense) + sum(self._tables.num_ids)

@@ -2,44 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib.util import find_spec
-from typing import Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from embark.data.prepared import Rows
 from embark.errors import UserError
 from embark.export.artifact import Artifact
-from embark.features.rows import NumberRows, RawRows
 from embark.spec.serve import ScoringDevice
 from embark.trainers.torch.scoring.cpu_model import ExportedModel, ExportedSequenceModel
 
+if TYPE_CHECKING:
+    from embark.trainers.torch.scoring.gpu_model import GpuModel
 
-class ScoringModel(Protocol):
-    """A model that scores rows."""
-
-    @property
-    def device(self) -> str:
-        """The device and the method of scoring, for people to read."""
-
-    @property
-    def is_quick(self) -> bool:
-        """Whether a batch takes less time than it takes to hand it to a thread."""
-
-    def score(self, raw: RawRows) -> NDArray[np.float32]:
-        """Return the probability of the label of each row."""
-
-    def score_encoded(self, rows: Rows) -> NDArray[np.float32]:
-        """Return the scores of rows with ids."""
-
-    def score_numbers(self, several: Sequence[NumberRows]) -> NDArray[np.float32]:
-        """Return the scores of the rows of several requests, with ids."""
-
-    def user_vectors(self, raw: RawRows) -> NDArray[np.float32]:
-        """Return a retrieval model's vector of each row's user."""
+ScoringModel: TypeAlias = "ExportedModel | GpuModel"
 
 
 def open_model(artifact: Artifact, model_file: str, device: ScoringDevice,

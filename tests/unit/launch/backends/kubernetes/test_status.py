@@ -243,9 +243,10 @@ def test_an_elastic_run_trains_while_enough_of_its_machines_are_up():
     job = {"metadata": {"name": "dlrm"}}
     found = status_of(job, [pod("a", 0), pod("b", 1), waits], [], num_nodes=3, min_nodes=2)
     assert found.state == "running"
-    assert found.reason.startswith("trains on 2 of 3 machines; c waits: no node has enough GPUs free (nvidia.com/gpu)")
+    assert found.reason == "trains on 2 of 3 machines"
+    assert "no node has enough GPUs free" in found.replicas[2].why
     lost = pod("c", 2, "Failed", state={"terminated": {"exitCode": 137}}, conditions=PREEMPTED)
     found = status_of(job, [pod("a", 0), pod("b", 1), lost], [], num_nodes=3, min_nodes=2)
-    assert (found.state, found.reason) == (
-        "running", "trains on 2 of 3 machines; machine 2 (c) was preempted: a pod of higher priority took its place")
+    assert (found.state, found.reason) == ("running", "trains on 2 of 3 machines")
+    assert found.replicas[2].why == "a pod of higher priority took its place"
     assert status_of(job, [pod("a", 0), lost, waits], [], num_nodes=3, min_nodes=2).state != "running"

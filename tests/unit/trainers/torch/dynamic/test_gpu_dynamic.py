@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from dynamic_streams import assert_like_reference, random_stream
+from dynamic_streams import WIDE_IDS, assert_like_reference, random_stream
 
 from embark.data.dynamic_ids import NO_ID
 from embark.spec.model import ModelSpec, Table
@@ -61,7 +61,7 @@ def test_the_map_of_a_gpu_is_that_of_a_cpu(dtype):
 
 
 @pytest.mark.parametrize("sets", [(), ("data.ragged=true",), ("train.optimizer=adam", "train.learning_rate=0.005"),
-                                  ("data.drift.samples_per_day=4000", "data.drift.num_ids=500"),
+                                  WIDE_IDS,
                                   ("train.optimizer=adagrad",), ("train.table_dtype=fp16",)], ids=str)
 def test_the_captured_step_has_the_pipelines_losses_and_a_cpus_map(train_tiny, sets):
     captured = train_tiny(*GPU, TABLES, *sets)

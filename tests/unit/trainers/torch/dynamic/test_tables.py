@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from dynamic_reference import ReferenceTable
+from dynamic_streams import WIDE_IDS
 
 from embark.data import Loader, eval_batches, open_source
 from embark.errors import SpecError
@@ -15,7 +16,6 @@ TABLES = """model.tables=[
     { name = "seen", shares = "item", multi_hot = 3 }, { name = "shop", rows = 7 }]"""
 
 
-DRIFT = ("data.drift.samples_per_day=1000", "data.drift.num_ids=200")
 
 
 def state_of(trainer) -> dict[str, torch.Tensor]:
@@ -100,7 +100,7 @@ def test_fields_without_effect_are_refused(tiny, tables, field):
     assert field in str(refused.value)
 
 
-@pytest.mark.parametrize("sets", [(), ("data.ragged=true",), DRIFT])
+@pytest.mark.parametrize("sets", [(), ("data.ragged=true",), WIDE_IDS])
 def test_the_captured_step_gives_the_losses_and_the_map_of_the_pipeline(train_tiny, sets):
     pipeline = train_tiny(TABLES, "train.num_steps=5", *sets)
     captured = train_tiny(TABLES, "train.num_steps=5", "train.engine=cuda_graph", *sets)

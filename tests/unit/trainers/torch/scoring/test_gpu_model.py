@@ -20,7 +20,7 @@ from embark.errors import UserError
 from embark.export.artifact import DENSE, Artifact, open_artifact
 from embark.serve.request_rows import JsonColumns
 from embark.serve.served_model import ServedModel
-from embark.serve.version_poller import VersionPoller, VersionSwitcher, load_scorer
+from embark.serve.version_poller import VersionPoller, load_scorer
 from embark.spec import resolve
 from embark.spec.serve import ScoringDevice
 from embark.trainers.torch import starter_model
@@ -195,9 +195,9 @@ def test_a_server_on_a_gpu_takes_deltas_in_place_while_it_answers(tmp_path):
     run, place, device = EditedRun(tmp_path, rows=4_000), str(tmp_path / "at"), ScoringDevice("cuda", "fp32")
     asked = [{"dense_0": i / 9, "dense_1": -i, "a": 9 * i % 400, "b": i % 3} for i in range(40)]
     export_run(run.save(), place)
-    served = ServedModel(load_scorer(place, None, device=device))
-    poller = VersionPoller(place, served, VersionSwitcher(
-        served, lambda number, onto: load_scorer(place, number, device=device, onto=onto)), 10.0)
+    served = ServedModel(load_scorer(place, None, device=device), load=lambda number, onto: load_scorer(
+        place, number, device=device, onto=onto))
+    poller = VersionPoller(place, served, 10.0)
     answers, stop, models = [], threading.Event(), []
 
     def ask() -> None:

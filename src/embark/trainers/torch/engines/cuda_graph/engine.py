@@ -451,7 +451,7 @@ def _batch_layout(spec: RunSpec, source: SampleSource, num_samples: int, world: 
         if all(stored.get(t.name) == t.multi_hot for t in tables):
             return RawLayout(source, [t.name for t in tables], num_samples, world.device)
     packed = PackedLayout(num_samples, spec.model.num_dense, tuple(t.multi_hot for t in tables))
-    if type(source) is SyntheticSource and world.device.type == "cuda":  # not one that drifts
+    if isinstance(source, SyntheticSource) and world.device.type == "cuda":
         return DrawnLayout(source, packed, world.device)
     return replace(packed, is_wide=spec.model.has_dynamic_tables)
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from embark.launch.backend import Reason, time_ns
+from embark.launch.backend import LogSource, Reason, read_logs, time_ns
 from embark.launch.backends.kubernetes.pods import PodLogPosition, PodStatus
-from embark.launch.log_tail import LogSource, read_logs, tail_logs
-from embark.launch.shell import CommandResult, LineStream, Shell
+from embark.launch.shell import CommandResult, Shell
 
 
 def pod(name: str) -> PodStatus:
-    return PodStatus(name, f"uid-{name}", 0, "", "Running", False, "", Reason(""), True, 0)
+    return PodStatus(name, 0, "", "Running", False, "", Reason(""), True, 0)
 
 
 class Logs:
@@ -22,14 +21,12 @@ class Logs:
         self.opened: list[tuple[str, str]] = []
         self.positions = {name: PodLogPosition() for name in lines}
 
-    def source(self, name: str, *, is_final: bool = False) -> LogSource:
-        def open_log(follow: bool) -> LineStream:
-            since = self.positions[name].begin()
-            self.opened.append((name, since))
-            found = [line for line in self.lines[name] if line[:19] >= since[:19]]
-            return Shell().lines(["printf", "%s\\n", *found] if found else ["true"])
-
-        return LogSource(name, open_log, lambda text: self.positions[name].parse(pod(name), text), failed, is_final)
+    def source(self, name: str) -> LogSource:
+        since = self.positions[name].begin()
+        self.opened.append((name, since))
+        found = [line for line in self.lines[name] if line[:19] >= since[:19]]
+        stream = Shell().lines(["printf", "%s\\n", *found] if found else ["true"])
+        return LogSource(stream, lambda text: self.positions[name].parse(pod(name), text), failed)
 
 
 def failed(done: CommandResult) -> None:
@@ -53,17 +50,9 @@ def test_a_second_reading_skips_lines_that_kubectl_repeats():
     assert logs.opened[-1] == ("a", "2026-11-15T09:00:02Z")
 
 
-def test_tailing_misses_no_line_between_two_looks_and_then_ends():
-    logs = Logs({"a": [at(1, 0, "one")], "b": [at(2, 0, "other")]})
-    both = [logs.source("a", is_final=True), logs.source("b", is_final=True)]
-    looks = iter([([logs.source("a")], False), ([logs.source("a", is_final=True)], False), (both, False)])
-    found = list(tail_logs(lambda: next(looks, (both, True)), 0.05))
-    assert [line.text for line in found] == ["one", "other"]
-
-
 def test_a_log_that_cannot_be_read_is_reported():
     errors: list[str] = []
-    source = LogSource("a", lambda _: Shell().lines(["sh", "-c", "echo no such pod >&2; exit 1"]), lambda _: None,
+    source = LogSource(Shell().lines(["sh", "-c", "echo no such pod >&2; exit 1"]), lambda _: None,
                        lambda done: errors.append(done.err.strip()))
     assert list(read_logs([source])) == []
     assert errors == ["no such pod"]

@@ -1,4 +1,4 @@
-"""Charts as SVG, for the picture of a plan and for the report of a run."""
+"""Charts of a report as SVG."""
 
 from __future__ import annotations
 
@@ -6,15 +6,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from embark.events.plotting import Axis
 from embark.formatting import strip_control_chars
-
-Shape = Literal["circle", "square", "triangle"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +35,15 @@ class Dot:
     y: float
     sign: str  # CSS class.
     words: str  # Text that is shown when one points at it.
-    shape: Shape = "circle"
-    size: float = 3.4
-    letter: str = ""  # Written beside it.
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A straight line across an SVG chart, or a small mark at its foot: something that happened, or a bound."""
+    """A straight line across an SVG chart, or a small mark at its foot: something that happened."""
 
-    at: float  # Position on the x axis, or if it is level on the y axis.
+    at: float  # Position on the x axis.
     sign: str  # CSS class; `save` is the small mark.
     words: str
-    is_level: bool = False
-    is_named: bool = False  # The words are written beside it, and not only shown when one points at it.
 
 
 def svg_chart(
@@ -72,7 +65,7 @@ def svg_chart(
 @cache
 def _svg_template() -> Template:
     environment = Environment(
-        loader=PackageLoader("embark.plan", ""), autoescape=True, undefined=StrictUndefined,
+        loader=PackageLoader("embark.report", ""), autoescape=True, undefined=StrictUndefined,
         finalize=lambda value: value if isinstance(value, Markup) else strip_control_chars(value))
     environment.filters["px"] = lambda value: f"{value:.1f}".removesuffix(".0")
     return environment.get_template("svg_chart.svg.j2")

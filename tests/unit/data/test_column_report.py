@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from embark.__main__ import run
-from embark.data import leaks, open_source, resolve_from_data
-from embark.data.leaks import column_scores, leak_note
+from embark.data import column_report, open_source, resolve_from_data
+from embark.data.column_report import Column, describe_columns, leak_note
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.spec import resolve, to_toml
 
@@ -45,15 +45,16 @@ def prepared_spec(path):
 
 
 @pytest.mark.parametrize("spec_of", [columns_spec, prepared_spec])
-@pytest.mark.parametrize("max_rows", [leaks.MAX_ROWS, 1600])
+@pytest.mark.parametrize("max_rows", [column_report.MAX_ROWS, 1600])
 def test_leaking_ids_and_values_are_named_and_others_are_not(path, spec_of, max_rows, monkeypatch):
-    monkeypatch.setattr(leaks, "MAX_ROWS", max_rows)
+    monkeypatch.setattr(column_report, "MAX_ROWS", max_rows)
     spec = spec_of(path)
-    scores = column_scores(open_source(spec), spec)
+    columns = list(describe_columns(open_source(spec), spec))
+    scores = {one.column: one.auc_alone for one in columns if one.column != "label"}
     assert set(scores) == {"user", "secret", "tags", "age", "refund"}
     assert scores["secret"] == scores["refund"] == 1
     assert max(scores["user"], scores["age"]) < 0.7
-    note = leak_note(scores)
+    note = leak_note(columns)
     assert "secret (AUC 1.0000)" in note
     assert "refund (AUC 1.0000)" in note
     assert "each alone predict the label" in note
@@ -66,10 +67,11 @@ def test_data_check_of_files_that_are_not_prepared_scores_their_columns(path, ca
     Path("run.toml").write_text(to_toml(spec))
     assert run(["data", "check", "run.toml"]) == 0
     shown = capsys.readouterr().out
-    assert "hint: refund (AUC 1.0000), secret (AUC 1.0000), tags" in shown
+    assert all(f"hint: {name}: alone predicts the label" in shown for name in ("refund", "secret", "tags"))
     assert run(["data", "check", "run.toml", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["auc_alone"]["secret"] == 1
+    columns = json.loads(capsys.readouterr().out)["columns"]
+    assert {one["column"]: one["auc_alone"] for one in columns}["secret"] == 1
 
 
 def test_nothing_is_named_where_no_column_leaks():
-    assert leak_note({"user": 0.61}) == ""
+    assert leak_note([Column("user", "ids", 9, 9, 0.2, 0.1, "1 each", "", 0.61)]) == ""

@@ -1,4 +1,4 @@
-"""The step compiles for TPUs where there is none, and the compiler's plan of memory is told."""
+"""The step compiles for TPUs where there is none, and takes the memory that it should."""
 
 from __future__ import annotations
 
@@ -14,11 +14,7 @@ from typing import Any
 import pytest
 from limits import HANG_S
 
-from embark.errors import MissingPackage, UserError
-from embark.spec import resolve
-from embark.trainers.jax import aot
-
-SOURCES = Path(__file__).parents[4] / "src"
+ROOT = Path(__file__).parents[4]
 SPEC = """
 [model]
 num_tables = 2
@@ -30,19 +26,6 @@ top_mlp = [16]
 TABLE_BYTES = 2 * 1_000_000 * 64 * 4
 BATCH_PER_CHIP = 512
 NUM_CHIPS = {"v5e:2x2": 4, "v5e:2x4": 8, "v5p:2x2x1": 4, "v6e:4x4": 16}
-
-
-def test_without_the_compiler_the_extra_that_brings_it_is_named(monkeypatch):
-    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
-    monkeypatch.setattr(aot, "find_spec", lambda name: None if name == "libtpu" else object())
-    with pytest.raises(MissingPackage, match="compiling for TPUs needs libtpu"):
-        aot.compile_for(resolve({}), "v5e:2x4")
-
-
-@pytest.mark.parametrize("topology", ["h100:8", "v5e", "", "v3:2x2"])
-def test_what_is_no_kind_of_tpu_is_refused(topology):
-    with pytest.raises(UserError, match="not a kind of TPU"):
-        aot.compile_for(resolve({}), topology)
 
 
 @pytest.mark.tpu
@@ -63,15 +46,15 @@ def test_temporary_memory_does_not_grow_with_the_number_of_chips(compiled):
 
 @pytest.fixture
 def compiled(tmp_path) -> Callable[..., dict[str, Any]]:
-    """A function from chips and settings to what `embark plan --tpu-compile` says, in a process of its own: the
-    compiler ends the one it is in where it meets what it cannot do."""
+    """A function from chips and settings to what the compiler plans, in a process of its own: the compiler ends the
+    one it is in where it meets what it cannot do."""
     (tmp_path / "t.toml").write_text(SPEC)
 
     def say(topology: str, *sets: str) -> dict[str, Any]:
         settings = (f"train.batch_size={BATCH_PER_CHIP * NUM_CHIPS[topology]}", *sets)
-        words = ["plan", "t.toml", "--tpu-compile", topology, "--json", *(w for s in settings for w in ("--set", s))]
-        done = subprocess.run([sys.executable, "-m", "embark", *words], cwd=tmp_path, env=with_compiler(),
-                              capture_output=True, text=True, timeout=HANG_S)
+        words = [str(ROOT / "tests/support/tpu_compiler.py"), "t.toml", topology, *settings]
+        done = subprocess.run([sys.executable, *words], cwd=tmp_path, env=with_compiler(), capture_output=True,
+                              text=True, timeout=HANG_S)
         assert done.returncode == 0, done.stderr[-2000:]
         return json.loads(done.stdout)
 
@@ -79,7 +62,7 @@ def compiled(tmp_path) -> Callable[..., dict[str, Any]]:
 
 
 def with_compiler() -> dict[str, str]:
-    env = os.environ | {"PYTHONPATH": str(SOURCES), "JAX_PLATFORMS": "cpu"}
+    env = os.environ | {"PYTHONPATH": str(ROOT / "src"), "JAX_PLATFORMS": "cpu"}
     if find_spec("libtpu") is None:
         env["TPU_LIBRARY_PATH"] = str(Path(sys.prefix, "libtpu", "libtpu", "libtpu.so"))
     return env

@@ -1,0 +1,166 @@
+"""What each column holds in a sample of the rows, and whether it alone predicts the label: such a column is derived
+from the label, or known only after it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from embark.data import open_source
+from embark.data.loader import Batch, SampleSource
+from embark.data.prepared.source import PreparedSource
+from embark.data.task_labels import main_label
+from embark.features.arrays import Array, Doubles
+from embark.spec import RunSpec
+
+LEAK_AUC = 0.9
+"""A column that alone reaches this is nearly the label: on real clicks no single one comes near, and no model."""
+MAX_ROWS = 100_000
+MAX_IDS = 20_000_000
+NUM_PIECES = 8
+MIN_OF_EACH = 10  # Rows of each label, below which an AUC says nothing.
+PRIOR_WEIGHT = 10.0
+"""An id seen once or twice says little: its label rate is drawn to that of all rows as by so many rows more."""
+_NO_LENGTHS = np.zeros(0, np.int32)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """What a column holds in the training rows that were read."""
+
+    column: str
+    kind: str
+    rows: int | None  # Rows of the table.
+    num_values: int
+    top_share: float  # The share of the most frequent value.
+    zero_share: float
+    spread: str  # The range of values, or of the number of ids.
+    same_as: str  # An earlier column that holds the same.
+    auc_alone: float | None  # On held-out rows; never below 0.5; None if there are too few of them.
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    where: str  # A file, or a column.
+    what: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The result of `embark data check`."""
+
+    path: str
+    rows: Mapping[str, int]  # By split.
+    problems: tuple[Problem, ...] = ()  # Problems that make the data unusable.
+    hints: tuple[Problem, ...] = ()  # Oddities that a person may want to look at.
+    columns: tuple[Column, ...] = ()
+    size_bytes: int = 0  # The size of prepared data.
+    time_split: Mapping[str, str] = field(default_factory=dict)  # Where splits by time begin.
+
+
+def check_columns(spec: RunSpec) -> Report:
+    """Read every row, as training does, which refuses bad ones, and look at the columns."""
+    source = open_source(spec)
+    columns = tuple(describe_columns(source, spec))
+    name = spec.data.kind if spec.data.is_custom else spec.data.path
+    hints = (*(Problem(name, note) for note in source.notes), *column_hints(columns))
+    rows = {"train": source.num_train_samples, "validation": source.num_eval_samples}
+    return Report(name, rows, hints=hints, columns=columns)
+
+
+def describe_columns(source: SampleSource, spec: RunSpec) -> Iterator[Column]:
+    """Yield the label and each column, from rows spread over the data. Ids of held-out rows are scored by the label
+    rates of training rows."""
+    tables = spec.model.table_list()
+    num_rows = min(MAX_ROWS, MAX_IDS // max(1, sum(table.multi_hot for table in tables)))
+    trained = [source.train_rows(0, *ends) for ends in _pieces(source.num_train_samples, num_rows)]
+    held = [source.eval_rows(*ends) for ends in _pieces(source.num_eval_samples, num_rows)]
+    if not trained:
+        return
+    seen = Batch.join(trained)
+    asked = Batch.join(held) if held else seen.take(np.zeros(0, np.int64))
+    label, held_label = (main_label(batch.label, spec.model.tasks) for batch in (seen, asked))
+    marks: dict[bytes, str] = {}
+
+    def column(name: str, kind: str, values: Array, spread: str, auc_alone: float | None, *,
+               lengths: Array = _NO_LENGTHS, rows: int | None = None) -> Column:
+        mark = hashlib.sha256(values.tobytes() + lengths.tobytes()).digest()
+        first = marks.setdefault(mark, name)
+        _, counts = np.unique(values, return_counts=True)
+        most, zeros = (float(num / max(1, len(values))) for num in (counts.max(initial=0), (values == 0).sum()))
+        return Column(name, kind, rows, len(counts), most, zeros, spread, "" if first == name else first, auc_alone)
+
+    def dense_column(name: str, kind: str, values: Array, auc_alone: float | None) -> Column:
+        return column(name, kind, values, f"{values.min():.4g} … {values.max():.4g}", auc_alone)
+
+    if not spec.model.tasks and not (isinstance(source, PreparedSource) and source.layout.labels):
+        yield dense_column("label", "label", label, None)
+    names = source.layout.dense if isinstance(source, PreparedSource) else spec.data.dense_columns
+    if spec.data.is_custom:
+        names = tuple(f"dense {position}" for position in range(spec.model.num_dense))
+    for name, values, held_values in zip(names, seen.dense.T, asked.dense.T, strict=True):
+        yield dense_column(name, "dense", values, auc(held_values.astype(np.float64), held_label))
+    features = zip(tables, seen.by_feature(seen.ids), seen.lengths, asked.by_feature(asked.ids), asked.lengths,
+                   strict=True)
+    prior = float(label.mean())
+    for table, ids, lengths, held_ids, held_lengths in features:
+        found, numbers = np.unique(np.concatenate([ids, held_ids]), return_inverse=True)
+        trained_numbers, held_numbers = numbers[: len(ids)], numbers[len(ids) :]
+        counts = np.bincount(trained_numbers, minlength=len(found))
+        clicks = np.bincount(trained_numbers, np.repeat(label, lengths), minlength=len(found))
+        rates = (clicks + prior * PRIOR_WEIGHT) / (counts + PRIOR_WEIGHT)
+        row = np.repeat(np.arange(len(held_label)), held_lengths)
+        sums = np.bincount(row, rates[held_numbers], minlength=len(held_label))
+        scores = np.where(held_lengths > 0, sums / np.maximum(held_lengths, 1), prior)
+        is_list = lengths.min() < lengths.max()
+        yield column(table.name, "list" if is_list else "ids", ids,
+                     f"{lengths.min()} … {lengths.max()} ids" if is_list else f"{lengths[0]} each",
+                     auc(scores, held_label), lengths=lengths, rows=table.rows)
+
+
+def column_hints(columns: Sequence[Column]) -> Iterator[Problem]:
+    """Find what is valid but often a mistake."""
+    for one in columns:
+        if one.num_values <= 1:
+            yield Problem(one.column, "is the same in every training row that was read, so nothing can be learned from "
+                                      "it")
+        elif one.same_as:
+            yield Problem(one.column, f"holds the same as {one.same_as} in every row that was read")
+        if one.auc_alone is not None and one.auc_alone >= LEAK_AUC:
+            what = "is the label, or derived from it" if one.auc_alone > 0.9999 else "may be known only after the label"
+            yield Problem(one.column, f"alone predicts the label, with AUC {one.auc_alone:.4f} on held-out rows: it "
+                                      f"{what}")
+
+
+def leak_note(columns: Sequence[Column]) -> str:
+    """Name the columns that give the label away; empty if there is none."""
+    leaking = [f"{one.column} (AUC {one.auc_alone:.4f})" for one in columns
+               if one.auc_alone is not None and one.auc_alone >= LEAK_AUC]
+    alone = "each alone predict" if len(leaking) > 1 else "alone predicts"
+    return f"{', '.join(leaking)} {alone} the label of held-out rows" if leaking else ""
+
+
+def auc(scores: Doubles, label: Array) -> float | None:
+    """Return the share of pairs of a 1 and a 0 that the score orders rightly, or, if more are, wrongly."""
+    num_positive = int((label == 1).sum())
+    num_negative = len(label) - num_positive
+    if min(num_positive, num_negative) < MIN_OF_EACH:
+        return None
+    values, index = np.unique(scores, return_inverse=True)
+    positive = np.bincount(index, weights=label == 1, minlength=len(values))
+    negative = np.bincount(index, weights=label != 1, minlength=len(values))
+    below = np.cumsum(negative) - negative
+    area = float((positive * (below + negative / 2)).sum()) / num_positive / num_negative
+    return max(area, 1 - area)
+
+
+def _pieces(num_rows: int, at_most: int) -> Iterator[tuple[int, int]]:
+    """Yield start and stop of up to `at_most` rows, spread over all."""
+    size = min(num_rows, at_most) // NUM_PIECES
+    if num_rows <= at_most or not size:
+        yield from ([(0, num_rows)] if num_rows else [])
+        return
+    yield from ((start, start + size) for start in range(0, num_rows - size + 1, num_rows // NUM_PIECES))
