@@ -2,7 +2,7 @@
 characters."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -10,11 +10,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
-_TIMES_S = tuple(n * unit for unit, ns in (
-    (0.01, (1, 2, 5, 10, 20, 50)), (1, (1, 2, 5, 10, 15, 30)), (60, (1, 2, 5, 10, 15, 30)), (3600, (1, 2, 3, 6, 12)),
-    (86_400, (1, 2, 5, 7, 14, 30, 90, 180, 365, 730, 1825, 3650)),
-) for n in ns)
-_UNITS = ((86_400, "d"), (3600, "h"), (60, "min"))
 Point = tuple[float, float]  # A step and a value.
 
 MARK = "●"
@@ -77,25 +72,9 @@ class Axis:
             return [self.low]
         rough = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(rough))
-        return self._multiples(next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= rough * 0.999))
-
-    def time_ticks(self, most: int) -> list[float]:
-        """Return ticks for seconds: quarters of an hour, not tenths of one."""
-        span = self.high - self.low
-        step = next((step for step in _TIMES_S if step * most >= span), 86_400.0 * math.ceil(span / 86_400 / most))
-        return self._multiples(step)
-
-    def _multiples(self, step: float) -> list[float]:
+        step = next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= rough * 0.999)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [n * step for n in range(first, last + 1)]
-
-
-def format_time_tick(seconds: float) -> str:
-    """Format a time as `30 s`, `5 min`, `2 h` or `10 d`."""
-    for unit_s, unit in _UNITS:
-        if seconds >= unit_s:
-            return f"{seconds / unit_s:.3g} {unit}"
-    return f"{seconds:.3g} s"
 
 
 class Series:
@@ -126,14 +105,9 @@ class Chart:
     last: float
 
 
-def draw(
-    line: Sequence[Point], marks: Sequence[Point], *, width: int, height: int, glyphs: Mapping[Point, str] | None = None
-) -> Chart | None:
+def draw(line: Sequence[Point], marks: Sequence[Point], *, width: int, height: int) -> Chart | None:
     """Draw `line` in braille, joined up, with `marks` laid over it, the last on top; `None` where there are not two
-    points to join.
-
-    `glyphs` has the characters of marks that are not drawn as `MARK`.
-    """
+    points to join."""
     line = [point for point in line if np.isfinite(point).all()]
     marks = [point for point in marks if np.isfinite(point).all()]
     steps = [step for step, _ in (*line, *marks)]
@@ -155,17 +129,8 @@ def draw(
     letters = [[chr(0x2800 + cell) if cell else " " for cell in row] for row in cells.tolist()]
     for step, value in marks:
         row = height - 1 - int(_levels(value, low, high, 4 * height)) // 4
-        letters[row][int(_levels(step, first, last, 2 * width)) // 2] = (glyphs or {}).get((step, value), MARK)
+        letters[row][int(_levels(step, first, last, 2 * width)) // 2] = MARK
     return Chart(tuple("".join(row) for row in letters), low, high, first, last)
-
-
-def frame_rows(chart: Chart, high: str, low: str, first: str, last: str) -> list[str]:
-    """Put a drawn curve into a frame, with these words at the ends of its axes."""
-    width, margin = len(chart.rows[0]), max(len(high), len(low))
-    ends = [high, *[""] * (len(chart.rows) - 2), low]
-    rows = [f"{end:>{margin}} │{row}".rstrip() for end, row in zip(ends, chart.rows, strict=True)]
-    indent = " " * (margin + 1)
-    return [*rows, indent + "└" + "─" * width, f"{indent} {first}{last.rjust(width - len(first))}"]
 
 
 def _joined(line: Sequence[Point], first: float, last: float, num: int) -> tuple[NDArray[np.int64], Floats]:
