@@ -72,9 +72,7 @@ class Axis:
             return [self.low]
         rough = (self.high - self.low) / most
         power = 10.0 ** math.floor(math.log10(rough))
-        return self._multiples(next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= rough * 0.999))
-
-    def _multiples(self, step: float) -> list[float]:
+        step = next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= rough * 0.999)
         first, last = math.ceil(self.low / step - 1e-9), math.floor(self.high / step + 1e-9)
         return [n * step for n in range(first, last + 1)]
 
@@ -107,9 +105,7 @@ class Chart:
     last: float
 
 
-def draw(
-    line: Sequence[Point], marks: Sequence[Point], *, width: int, height: int
-) -> Chart | None:
+def draw(line: Sequence[Point], marks: Sequence[Point], *, width: int, height: int) -> Chart | None:
     """Draw `line` in braille, joined up, with `marks` laid over it, the last on top; `None` where there are not two
     points to join."""
     line = [point for point in line if np.isfinite(point).all()]
@@ -135,15 +131,6 @@ def draw(
         row = height - 1 - int(_levels(value, low, high, 4 * height)) // 4
         letters[row][int(_levels(step, first, last, 2 * width)) // 2] = MARK
     return Chart(tuple("".join(row) for row in letters), low, high, first, last)
-
-
-def frame_rows(chart: Chart, high: str, low: str, first: str, last: str) -> list[str]:
-    """Put a drawn curve into a frame, with these words at the ends of its axes."""
-    width, margin = len(chart.rows[0]), max(len(high), len(low))
-    ends = [high, *[""] * (len(chart.rows) - 2), low]
-    rows = [f"{end:>{margin}} │{row}".rstrip() for end, row in zip(ends, chart.rows, strict=True)]
-    indent = " " * (margin + 1)
-    return [*rows, indent + "└" + "─" * width, f"{indent} {first}{last.rjust(width - len(first))}"]
 
 
 def _joined(line: Sequence[Point], first: float, last: float, num: int) -> tuple[NDArray[np.int64], Floats]:
