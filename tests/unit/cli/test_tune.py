@@ -40,5 +40,5 @@ def test_trials_are_printed_as_they_end_and_the_best_as_a_command(words, capsys)
 
 
 def test_a_budget_without_a_price_is_refused_with_the_way_out(words, capsys):
-    assert run([*words, "--usd", "3"]) == 64
+    assert run([*words, "--set", "place.budget_usd=3"]) == 64
     assert "set EMBARK_USD_PER_HOUR to its dollars per hour" in capsys.readouterr().err
