@@ -21,8 +21,8 @@ import numpy as np
 
 from embark.data.evaluation_rows import EvaluationRows
 from embark.data.loader import Batch
+from embark.data.permuted_rows import RowsInMemory
 from embark.data.prepared import Feature, Layout
-from embark.data.rows_in_memory import RowsInMemory
 from embark.export.reference import Reference, make_reference
 from embark.features.encoding import IdMap, RowEncoder
 from embark.features.schema import SparseColumn

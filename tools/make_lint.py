@@ -33,8 +33,7 @@ machine is preempted. `embark lint` finds such mistakes and says what will happe
 ```bash
 embark lint job.yaml                  # a file
 embark lint deploy/                   # a folder: manifests, Dockerfiles, scripts, Python, requirements
-embark lint deploy/ --fix --dry-run   # show the automatic fixes
-embark lint deploy/ --fix             # apply them
+embark lint deploy/ --fix             # apply the automatic fixes
 embark lint deploy/ --select EMB4 --ignore EMB129 --json
 ```
 

@@ -21,6 +21,7 @@ _LOCATIONS = {
     "diagnose_run": "diagnose.report:diagnose_targets",
     "evaluate": "trainers:evaluate",
     "export_run": "trainers:export_run",
+    "feature_importance": "trainers:feature_importance",
     "lint_files": "lint.check:lint",
     "list_checkpoints": "store.checkpoint_inspect:list_checkpoints",
     "list_versions": "export.rollback:list_versions",

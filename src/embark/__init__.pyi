@@ -21,13 +21,13 @@ from embark.serve.server import serve as serve_model
 from embark.spec import RunSpec, load_spec
 from embark.spec.serve import ScoringDevice
 from embark.store.checkpoint_inspect import list_checkpoints
-from embark.trainers import evaluate, export_run, train
+from embark.trainers import evaluate, export_run, feature_importance, train
 from embark.tuning.tune import TuneRequest, tune
 
 __version__: str
 __all__ = [
     "EmbarkError", "Endpoint", "PlanRequest", "RunSpec", "ScoringDevice", "ServeRequest", "TuneRequest", "check_data",
-    "diagnose_run", "evaluate", "export_run", "lint_files",
+    "diagnose_run", "evaluate", "export_run", "feature_importance", "lint_files",
     "list_checkpoints", "list_versions", "load_spec", "plan_here", "plan_run", "plan_serving", "prepare_data",
     "read_run", "render_files", "rollback_model", "score_file", "serve_model", "train", "tune", "write_embeddings",
     "write_id_maps",

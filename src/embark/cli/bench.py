@@ -59,14 +59,23 @@ def bench(
 
 def _render(console: Console, found: BenchResult) -> None:
     console.text(f"batch {found.batch_size:,}, {found.device}, {found.library}")
+    limit = found.roofline
     rows = []
     for row in found.rows:
         cells = {"": row.name, "samples/s": f"{row.samples_per_s:,.0f}", "ms/step": f"{row.step_ms:.3f}",
                  "first step, s": f"{row.first_step_s:.1f}"}
-        if len(found.rows) > 1:
+        if limit or len(found.rows) > 1:
             cells["Embark is"] = f"{row.ratio:.2f}×"
         rows.append(cells)
+    if limit:
+        rows.append({"": "limit of this device", "samples/s": f"{limit.samples_per_s:,.0f}",
+                     "ms/step": f"{limit.step_ms:.3f}", "first step, s": "", "Embark is": f"{limit.share:.0%} of it"})
     console.table(rows)
+    if limit:
+        console.text(
+            f"A step moves {limit.bytes_per_step / 1e9:.3g} GB at a measured {limit.bytes_per_s / 1e12:.3g} TB/s "
+            f"and computes {limit.flops_per_step / 1e12:.3g} TFLOP at a measured "
+            f"{limit.flops_per_s / 1e12:.3g} TFLOP/s.")
 
 
 def _render_calibration(console: Console, found: CalibrationResult) -> None:

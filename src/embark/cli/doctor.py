@@ -27,7 +27,7 @@ def doctor(
     spec
         With --cloud: the spec whose machines, region and bucket are checked.
     cloud
-        Instead, check the cloud account: identity, quotas, machine availability, the bucket.
+        Instead, check the cloud account: identity, quotas, machine availability, budgets, the bucket.
     machine
         With --cloud: a machine from embark catalog list, if no spec names one.
     """

@@ -1,4 +1,4 @@
-"""`embark evaluate`: a run's model on other rows."""
+"""`embark evaluate`: a run's model on other rows, and which features it depends on."""
 
 from __future__ import annotations
 
@@ -6,18 +6,22 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
+from embark.cli.console import Console, Flag
+from embark.errors import UserError
 from embark.events.metrics import task_rows
+from embark.formatting import format_float
 
 if TYPE_CHECKING:
     from embark.run.evaluate_run import EvaluationResult
+    from embark.run.feature_metrics import Estimate, ImportanceResult
 
 Optional = Parameter(show_default=False)
 
 
 def evaluate(
     run: str, /, *, split: Annotated[Literal["train", "validation", "test"] | None, Optional] = None, data: str = "",
-    step: Annotated[int | None, Optional] = None, console: Console = Console(),
+    step: Annotated[int | None, Optional] = None, importance: Flag = False,
+    rows: Annotated[int | None, Optional] = None, console: Console = Console(),
 ) -> None:
     """Evaluate a run's newest checkpoint: AUC, normalized entropy, log loss, calibration.
 
@@ -33,9 +37,23 @@ def evaluate(
         Other prepared data, or raw CSV, JSON Lines or Parquet files: values get the ids of the run's own data.
     step
         The checkpoint of this step.
+    importance
+        Show what each feature is worth: permute it and measure how much worse the predictions become.
+    rows
+        With --importance: how many rows to use, spread evenly (default 50,000).
     """
+    if rows is not None and not importance:
+        raise UserError("--rows needs --importance", fix="add it, or leave --rows out")
     from embark.trainers import evaluate as evaluate_run
+    from embark.trainers import feature_importance
 
+    if importance:
+        with console.stages() as show:
+            found = feature_importance(
+                run, data=data, split=split or "", step=step, rows=50_000 if rows is None else rows,
+                on_progress=lambda done, total: show("permuting features", done / total, f"{done} of {total}"))
+        console.show(found, _render_importance)
+        return
     with console.waiting("evaluating"):
         result = evaluate_run(run, data=data, split=split or "", step=step)
     console.show(result, _render)
@@ -61,3 +79,22 @@ def _render(console: Console, result: EvaluationResult) -> None:
                                                "sum of the losses")
     if result.split == "train":
         console.text("The model was trained on these rows: held-out rows show how it does on new ones.")
+
+
+def _render_importance(console: Console, found: ImportanceResult) -> None:
+    for note in found.notes:
+        console.warning(note)
+    console.table(
+        [{"feature": one.feature, "kind": one.kind, "loss": f"{one.log_loss_increase.mean:.4f}",
+          "loss_range": _interval(one.log_loss_increase), "auc": f"{one.auc_drop.mean:.4f}",
+          "auc_range": _interval(one.auc_drop), "differs": not one.log_loss_increase.includes_zero}
+         for one in found.features],
+        {"feature": "feature", "kind": "kind", "loss": "log loss increase", "loss_range": "95% interval",
+         "auc": "AUC drop", "auc_range": "95% interval", "differs": "differs from 0"},
+        title=f"{found.run}, step {found.step:,}: {found.num_samples:,} rows, {found.rows}; "
+              f"AUC {format_float(found.auc)}, log loss {format_float(found.log_loss)}")
+    console.text(f"\n{found.method[:1].upper()}{found.method[1:]}.")
+
+
+def _interval(estimate: Estimate) -> str:
+    return f"{estimate.low:.4f} to {estimate.high:.4f}"

@@ -18,7 +18,7 @@ Codes = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 
 
 def lint(
-    *files: Path, fix: Flag = False, dry_run: Flag = False, select: Codes = (), ignore: Codes = (), rules: Flag = False,
+    *files: Path, fix: Flag = False, select: Codes = (), ignore: Codes = (), rules: Flag = False,
     console: Console = Console(),
 ) -> int:
     """Find mistakes in manifests, Dockerfiles and scripts that pass validation, yet make a run hang or train nothing.
@@ -31,8 +31,6 @@ def lint(
         Files and folders to check.
     fix
         Apply the automatic fixes.
-    dry_run
-        With --fix: only show the changes.
     select
         Check only these rules: --select EMB101. Repeatable.
     ignore
@@ -43,7 +41,7 @@ def lint(
     if rules:
         console.show(ALL_RULES, _render_rules)
         return ExitCode.DONE
-    report = lint_files(files, fix=fix, dry_run=dry_run, select=select, ignore=ignore)
+    report = lint_files(files, fix=fix, select=select, ignore=ignore)
     console.show(report, _render)
     return ExitCode.OTHER if report.num_errors else ExitCode.DONE
 
@@ -59,10 +57,8 @@ def _render(console: Console, report: LintReport) -> None:
                      style="bold red" if one.level == "error" else "yellow")
         console.text(f"    {one.what}")
         console.text(f"    fix: {one.fix}")
-    for change in report.changes if report.dry_run else ():
-        console.text(change.diff.rstrip("\n"))
     if report.changes:
-        console.result(f"{'would fix' if report.dry_run else 'fixed'} {pluralize(report.num_fixed, 'finding')} in "
+        console.result(f"fixed {pluralize(report.num_fixed, 'finding')} in "
                        f"{pluralize(len(report.changes), 'file')}")
     if report.findings:
         num_fixable = sum(one.can_fix for one in report.findings)

@@ -14,14 +14,13 @@ from embark.formatting import MISSING, format_bytes, format_float
 if TYPE_CHECKING:
     from embark.export.rollback import ExportedVersion, Rollback, VersionList
     from embark.publish.gate import GateVerdict
-    from embark.publish.publisher import PublishResult
+    from embark.publish.publisher import CheckResult, PublishResult
 
 
 def publish(
     run: str, /, *, to: str = "", watch: Flag = False,
-    gate: Annotated[bool, Parameter(negative="--no-gate", show_default=False)] = True,
-    set_: Settings = (),
-    console: Console = Console(),
+    gate: Annotated[bool, Parameter(negative="--no-gate", show_default=False)] = True, dry_run: Flag = False,
+    set_: Settings = (), console: Console = Console(),
 ) -> ExitCode:
     """Publish a run's newest checkpoint: export it as a delta, measure it, and make it current if it passes the gate.
 
@@ -30,16 +29,25 @@ def publish(
     Parameters
     ----------
     run
-        A run's directory, its name under ./runs, or its URI.
+        A run's directory, its name under ./runs, or its URI; with --dry-run also RUN@best or RUN@STEP.
     to
         A folder, or an s3://, gs:// or az:// URI; default: publish.to, or RUN/export.
     watch
         Publish each checkpoint that the run saves, at most one in publish.every_minutes, until Ctrl-C.
     gate
         --no-gate publishes without measuring.
+    dry_run
+        Only measure the checkpoint, and say whether it would pass the gate: exit code 1 if it would not.
     """
     from embark.publish import publisher
 
+    if dry_run:
+        if watch or not gate:
+            raise UserError("--dry-run measures one checkpoint", fix=f"leave {'--watch' if watch else '--no-gate'} out")
+        with console.waiting("measuring"):
+            checked = publisher.check(run, to=to, sets=set_)
+        console.show(checked, _render_checked)
+        return ExitCode.DONE if checked.verdict.is_passed else ExitCode.OTHER
     if not watch:
         with console.waiting("publishing"):
             result = publisher.publish(run, to=to, gate=gate, sets=set_)
@@ -54,6 +62,16 @@ def publish(
         publisher.watch(run, to=to, gate=gate, sets=set_, on_result=lambda result: console.show(result, _render),
                         on_error=report, is_stopped=lambda: bool(signals.look()))
     return ExitCode.DONE
+
+
+def _render_checked(console: Console, result: CheckResult) -> None:
+    verdict = result.verdict
+    against = f"version {result.published} of {result.uri}" if result.published else \
+        f"nothing: {result.uri} has no current version"
+    console.result(f"{result.run}, step {result.step:,}: "
+                   + ("passes the gate" if verdict.is_passed else f"refused: {verdict.why}")
+                   + f"\ncompared with {against}; {verdict.rows}")
+    _render_verdict(console, verdict)
 
 
 def _render(console: Console, result: PublishResult) -> None:

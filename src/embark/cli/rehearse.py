@@ -46,7 +46,7 @@ def rehearse(
     kill
         1@30s kills pod 1 without notice, as when its machine dies.
     lose
-        1@30s kills pod 1, and no machine is left for its replacement; 1@30s+60s: for 60 s.
+        1@30s kills pod 1, and no machine is left for its replacement.
     steps
         Number of steps to train.
     limit

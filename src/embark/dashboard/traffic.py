@@ -63,8 +63,7 @@ def _shown(records: Sequence[TrafficRecord]) -> dict[str, Any]:
                                 "reference": one.drift.reference[i]} for i in one.drift.moved[:3]]}
                     for one in view.columns[:MAX_COLUMNS]],
         "num_columns": len(view.columns), "num_rows": num_rows, "why_no_columns": view.reference.why_no_columns,
-        "reference": {"rows": view.reference.rows, "num_rows": view.reference.num_reference_rows,
-                      "label_rate": view.reference.label_rate},
+        "reference": {"rows": view.reference.rows, "num_rows": view.reference.num_reference_rows},
         "sentence": _sentence(view, len(drifted), num_rows),
         "versions": _versions(records),
     }

@@ -21,7 +21,7 @@ import numpy as np
 from embark.data.column_report import Problem, Report, check_columns
 from embark.data.custom_data import CustomSource, rows_digest, spread
 from embark.data.loader import Batch
-from embark.data.rows_in_memory import RowsInMemory
+from embark.data.permuted_rows import RowsInMemory
 from embark.errors import UserError
 from embark.features.arrays import Int64s
 from embark.spec import RunSpec, resolve, to_toml

@@ -148,7 +148,7 @@ def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path) -> Evaluation
 
 def _of_stream(spec: RunSpec, data: str) -> EvaluationRows:
     """Read rows that hold ids, as the records of the run's stream do."""
-    from embark.data.rows_in_memory import RowsInMemory
+    from embark.data.permuted_rows import RowsInMemory
     from embark.data.stream.source import StreamSource
 
     batch, num_bad = StreamSource(spec).rows_of_files(data)

@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from queue import SimpleQueue
+from queue import LifoQueue
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
@@ -97,7 +97,7 @@ class RawLoader(_OnePass["RawBatches"]):
         size_bytes = order.start + order.size_bytes
         allocate = allocate or (lambda size: np.empty(size, np.uint8))
         # One for each batch begun or out, so that a thread never waits for a buffer that a later batch has.
-        self._free: SimpleQueue[Bytes | None] = SimpleQueue()
+        self._free: LifoQueue[Bytes | None] = LifoQueue()  # The last one is still in the cache.
         for _ in range(max(1, depth) + num_threads + max_held):
             self._free.put(allocate(size_bytes))
         self._ahead = Prefetcher(self._make, num_fills, depth=depth, num_threads=num_threads)

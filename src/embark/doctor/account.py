@@ -1,4 +1,4 @@
-"""Checks whether the cloud account can start a run's machines: identity, quotas, machines on sale, bucket.
+"""Checks whether the cloud account can start a run's machines: identity, quotas, machines on sale, budgets, bucket.
 
 Each cloud answers by its own command line; every failure becomes a check with its fix.
 """
@@ -12,13 +12,14 @@ import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from embark.catalog import Catalog, load_catalog, machine_of_place
 from embark.doctor.host import Check, check
 from embark.errors import EmbarkError, UserError
-from embark.formatting import to_one_line
+from embark.formatting import format_usd, to_one_line
 from embark.launch.shell import Shell
 from embark.render.job import Job, Location
 from embark.render.monitoring import CloudQuota, cloud_quotas, needed_units, quota_name, quota_of
@@ -28,6 +29,7 @@ from embark.store.errors import BRIEF_RETRY
 
 CLOUDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("account_clouds.toml").read_text(encoding="utf-8"))
 """The command line of each cloud, and what its errors mean."""
+PRICE_MOVED = 0.25  # A spot price that differs this much from the catalog's is worth a warning.
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +117,18 @@ def _ask_all(cli: CloudCli, need: Need) -> Iterator[Check]:
             yield from question(cli, need)
         except CheckFailed as failed:
             yield failed.check
+
+
+def budget_check(budgets: Sequence[tuple[str, float, float]], currency: str = "") -> Check:
+    """Check that there is a budget, and money left in all. `budgets`: name, limit and spent; 0 and 0 if not known."""
+    if not budgets:
+        return Check("budgets", "warning", "none: nobody is alerted when money is spent", "at least one",
+                     "EMAIL=you@example.com ./budget.sh budget, in the folder that embark render writes")
+    found = "; ".join(f"{name}: {currency}{spent:,.0f} of {currency}{limit:,.0f}" if limit else name
+                      for name, limit, spent in budgets)
+    is_left = not any(limit and spent >= limit for _, limit, spent in budgets)
+    return check("budgets", is_left, found, "money left in all",
+                 "an alert stops nothing: look at the bill", bad="warning")
 
 
 def bucket_check(spec: RunSpec) -> Check | None:
@@ -232,6 +246,12 @@ def _azure_offer(az: CloudCli, need: Need) -> Iterator[Check]:
                     + (f", zones {', '.join(zones)}" if zones else ""))
 
 
+def _azure_budgets(az: CloudCli, _: Need) -> Iterator[Check]:
+    budgets = az.ask("budgets", "consumption", "budget", "list")
+    yield budget_check([(str(one.get("name")), float(one.get("amount") or 0),
+                         float((one.get("currentSpend") or {}).get("amount") or 0)) for one in budgets])
+
+
 def _gcp_identity(gcloud: CloudCli, need: Need) -> Iterator[Check]:
     accounts = gcloud.ask("account", "auth", "list", "--filter=status:ACTIVE")
     if not accounts:
@@ -320,6 +340,10 @@ def _gcp_billing(gcloud: CloudCli, _: Need) -> Iterator[Check]:
     if not billing.get("billingEnabled"):
         yield Check("billing", "wrong", f"project {gcloud.account} has no billing account", "one that pays",
                     f"gcloud billing projects link {gcloud.account} --billing-account=ID")
+        return
+    account = str(billing.get("billingAccountName", "")).rsplit("/", 1)[-1]
+    budgets = gcloud.ask("budgets", "billing", "budgets", "list", f"--billing-account={account}")
+    yield budget_check([(str(budget.get("displayName", "")), 0.0, 0.0) for budget in budgets])
 
 
 def _aws_identity(aws: CloudCli, need: Need) -> Iterator[Check]:
@@ -382,9 +406,35 @@ def counts_to(instance_type: str, families: tuple[str, ...]) -> bool:
                for one in families)
 
 
+def _aws_spot_price(aws: CloudCli, need: Need) -> Iterator[Check]:
+    if not need.job.is_spot:
+        return
+    machine = need.location.machine_type
+    answer = aws.ask("spot price", "ec2", "describe-spot-price-history", "--instance-types", machine,
+                     "--product-descriptions", "Linux/UNIX", "--start-time", datetime.now(UTC).isoformat())
+    prices = {row["AvailabilityZone"]: float(row["SpotPrice"]) for row in answer["SpotPriceHistory"]}
+    if not prices:
+        yield Check("spot price", "warning", f"none for {machine} in {need.region} now", "one",
+                    "it may not be sold on spot there: another place.region, or place.spot = false")
+        return
+    zone, price = min(prices.items(), key=lambda row: row[1])
+    known = need.job.price.usd_per_machine_hour
+    found = f"{format_usd(price)} an hour in {zone} now; the catalog says {format_usd(known) if known else 'nothing'}"
+    is_near = known is not None and abs(price - known) <= PRICE_MOVED * known
+    yield check("spot price", is_near, found, f"within {PRICE_MOVED:.0%} of the catalog",
+                "embark catalog refresh FILE imports today's price; plans and costs use the catalog's", bad="warning")
+
+
+def _aws_budgets(aws: CloudCli, _: Need) -> Iterator[Check]:
+    answer = aws.ask("budgets", "budgets", "describe-budgets", "--account-id", aws.account)
+    yield budget_check([(one["BudgetName"], float(one.get("BudgetLimit", {}).get("Amount", 0)),
+                         float(one.get("CalculatedSpend", {}).get("ActualSpend", {}).get("Amount", 0)))
+                        for one in answer.get("Budgets", ())], currency="$")
+
+
 Question = Callable[[CloudCli, Need], Iterator[Check]]
 QUESTIONS: dict[str, tuple[Question, ...]] = {
-    "aws": (_aws_identity, _aws_offer, _aws_quotas),
-    "azure": (_azure_identity, _azure_quotas, _azure_offer),
+    "aws": (_aws_identity, _aws_offer, _aws_quotas, _aws_spot_price, _aws_budgets),
+    "azure": (_azure_identity, _azure_quotas, _azure_offer, _azure_budgets),
     "gcp": (_gcp_identity, _gcp_quotas, _gcp_global_quotas, _gcp_offer, _gcp_billing),
 }

@@ -65,10 +65,6 @@ class ResilientFile:
         self._waiting = bytearray()
         self._error: OSError | None = None
 
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
     def is_gone(self) -> bool:
         """Tell whether the open file lost its name: it was deleted, moved or replaced."""
         try:
@@ -78,9 +74,8 @@ class ResilientFile:
         except OSError:  # what ails the file system, the next save says
             return False
 
-    def write(self, data: bytes) -> int:
+    def write(self, data: bytes) -> None:
         self._waiting += data
-        return len(data)
 
     def flush(self) -> None:
         self._error = None
@@ -91,7 +86,7 @@ class ResilientFile:
             self._error = error
 
     def close(self) -> None:
-        if self.closed:
+        if self._file.closed:
             return
         self.flush()
         self._file.close()

@@ -30,8 +30,6 @@ def thin(xs: ArrayLike | Sequence[float], ys: ArrayLike | Sequence[float], num_p
     `xs` must not fall. A value that is no number makes a gap where it alone fills its bucket, and is passed over else.
     """
     x, y = np.asarray(xs, np.float64), np.asarray(ys, np.float64)
-    if len(x) != len(y):
-        raise ValueError(f"{len(x)} positions for {len(y)} values")
     if len(x) <= max(num_points, 2):
         return x, y
     starts = _buckets(x, max(1, (num_points - 2) // 2))

@@ -78,8 +78,7 @@ class Quality:
             if len(self._train) >= MAX_POINTS:  # half of them say as much
                 self._train = dict(list(self._train.items())[::2])
             self._train[int(step)] = values
-        elif event.kind == "eval" and step is not None and len(self._evals) < MAX_POINTS:
-            self._evals.pop(int(step), None)
+        elif event.kind == "eval" and step is not None:
             self._evals[int(step)] = values
         elif event.kind == "end":
             self._has_stopped_early = bool((values.get("early_stopping") or {}).get("has_stopped"))

@@ -7,7 +7,7 @@ from embark.formatting import format_bytes, format_count, pluralize, to_finite, 
 
 MAX_LINES = 5
 GIB = 2**30
-SHAPE, PLACE = ("sharding", "kernel", "rows", "dim"), ("ranks",)
+SHAPE = ("sharding", "kernel", "rows", "dim")
 COLUMNS = ("table", "rows", "dim", "sharding", "kernel", "ranks", "GiB")
 
 Table = Mapping[str, Any]
@@ -17,7 +17,7 @@ Row = tuple[str, str, str, str]  # Tables, their size, their sharding and ranks,
 def plan_rows(tables: Sequence[Table]) -> list[Row]:
     """Group similar tables, as finely as fits into a few lines; with very unlike tables, show the largest and how many
     more there are."""
-    for alike in (SHAPE + PLACE, SHAPE, SHAPE[:2]):
+    for alike in (SHAPE, SHAPE[:2]):
         groups: dict[str, list[Table]] = {}
         for table in tables:
             groups.setdefault(repr([table.get(name) or None for name in alike]), []).append(table)

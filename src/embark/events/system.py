@@ -89,7 +89,7 @@ def rates(before: dict[str, int], now: dict[str, int], seconds: float) -> dict[s
 def busy_percent() -> float:
     """Return how busy the processors were since the last call. Steal time is another machine's, not work."""
     cpu = psutil.cpu_times_percent()
-    return round(100 - cpu.idle - cpu.iowait - cpu.steal, 2)
+    return round(100.0 - float(cpu.idle + cpu.iowait + cpu.steal), 2)
 
 
 def memory() -> dict[str, int]:
@@ -132,8 +132,8 @@ def _open_gpus() -> list[tuple[int, Any]]:
             uuid = str(pynvml.nvmlDeviceGetUUID(handle))
             if not visible or str(index) in visible or any(uuid.startswith(word) for word in visible):
                 found.append((index, handle))
-    except pynvml.NVMLError:
-        return found
+    except pynvml.NVMLError:  # no driver
+        pass
     return found
 
 

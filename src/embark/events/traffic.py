@@ -51,7 +51,6 @@ class VersionTraffic:
     since_s: float
     rows: str = ""  # `held-out` or `training`: the rows of the reference.
     num_reference_rows: int = 0
-    label_rate: float | None = None
     why_no_columns: str = ""
     columns: tuple[ColumnReference, ...] = ()
     reference_scores: Ints | None = None
@@ -150,7 +149,7 @@ class TrafficRecord:
         columns = tuple(_column(one) for one in known.get("columns", ()))
         found = VersionTraffic(
             number, event.time_s, rows=to_one_line(known.get("rows", "")),
-            num_reference_rows=int(known.get("num_rows", 0)), label_rate=to_finite(known.get("label_rate")),
+            num_reference_rows=int(known.get("num_rows", 0)),
             why_no_columns=to_one_line(known.get("why_none", "")), columns=columns,
             reference_scores=_counts(known["scores"], NUM_SCORE_BINS) if known.get("scores") else None)
         before = self.versions.pop(number, None)
@@ -209,7 +208,7 @@ class TrafficView:
     def __init__(self, records: Sequence[TrafficRecord]) -> None:
         newest = max((one for one in records if one), key=lambda one: one.versions[one.version].since_s
                      if one.version in one.versions else 0.0)
-        self.records, self.version = records, newest.version
+        self.version = newest.version
         self.last_s = max((one.windows[-1].time_s for one in records if one.windows), default=None)
         self.since_s = -math.inf if self.last_s is None else self.last_s - RECENT_S
         self.of_version = [found for one in records if (found := one.versions.get(self.version or 0))]

@@ -36,7 +36,13 @@ def is_accelerated(container: K8sObject) -> bool:
 
 
 def starts_torchrun(container: K8sObject) -> bool:
-    return any(_TORCHRUN.search(word) for word in _words(container, "command", "args"))
+    return any(_TORCHRUN.search(word) for word in command_words(container, "command", "args"))
+
+
+def embark_words(argv: Sequence[str]) -> list[str]:
+    """Return the words behind `embark` in a command; none if it runs another program."""
+    at_embark = next((index for index, word in enumerate(argv) if word.rpartition("/")[2] == "embark"), len(argv))
+    return list(argv[at_embark + 1:])
 
 
 def pod_specs(thing: Any) -> Iterator[K8sObject]:
@@ -140,8 +146,8 @@ def make_pod(template: K8sObject, identity: PodIdentity, objects: Objects, *, co
         labels=identity.labels, hostname=str(spec.get("hostname") or identity.name),
         subdomain=str(spec.get("subdomain") or identity.subdomain),
         container=str(container.get("name", "")), image=str(container.get("image", "")),
-        command=tuple(expand(word, env.values) for word in _words(container, "command")),
-        args=tuple(expand(word, env.values) for word in _words(container, "args")),
+        command=tuple(expand(word, env.values) for word in command_words(container, "command")),
+        args=tuple(expand(word, env.values) for word in command_words(container, "args")),
         env=env.values, workdir=str(container.get("workingDir") or ""), mounts=tuple(mounts),
         grace_s=float(spec.get("terminationGracePeriodSeconds", DEFAULT_GRACE_S)),
         restart_policy=identity.restart_policy or str(spec.get("restartPolicy") or "Always"),
@@ -152,7 +158,8 @@ def make_pod(template: K8sObject, identity: PodIdentity, objects: Objects, *, co
     )
 
 
-def _words(thing: K8sObject, *keys: str) -> tuple[str, ...]:
+def command_words(thing: K8sObject, *keys: str) -> tuple[str, ...]:
+    """Return the words of these fields of a container."""
     return tuple(str(word) for key in keys for word in thing.get(key) or ())
 
 

@@ -1,6 +1,5 @@
 """Runs the rules over files, and fixes what can be fixed."""
 
-import difflib
 import inspect
 import re
 from collections import Counter
@@ -29,39 +28,34 @@ class Change:
     """A file that fixes change."""
 
     path: Path
-    diff: str
     new: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class LintReport:
-    """The findings of `embark lint`, and the changes that its fixes made or would make."""
+    """The findings that are left, and the changes that fixes made."""
 
     findings: tuple[Finding, ...]
     changes: tuple[Change, ...]
     num_fixed: int
-    dry_run: bool
     num_errors: int
     num_warnings: int
 
 
 def lint(
-    paths: Sequence[Path | str] | Path | str, *, fix: bool = False, dry_run: bool = False, select: Collection[str] = (),
+    paths: Sequence[Path | str] | Path | str, *, fix: bool = False, select: Collection[str] = (),
     ignore: Collection[str] = (),
 ) -> LintReport:
-    """Lint files and folders together; with `fix`, write the automatic fixes, and with `dry_run` only show them."""
+    """Lint files and folders together; with `fix`, write the automatic fixes."""
     if not paths:
         raise UserError("no file to lint", fix="embark lint FILE…, or a folder")
-    if dry_run and not fix:
-        raise UserError("--dry-run needs --fix", fix="add --fix, or leave --dry-run out")
     named = [Path(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
     found = lint_paths(named, select=select, ignore=ignore)
     changes, left = fix_paths(named, select=select, ignore=ignore) if fix else ([], found)
-    for change in changes if not dry_run else ():
+    for change in changes:
         _write(change)
-    levels = Counter(one.level for one in (found if dry_run else left))
-    return LintReport(tuple(found if dry_run else left), tuple(changes), len(found) - len(left), dry_run,
-                      levels["error"], levels["warning"])
+    levels = Counter(one.level for one in left)
+    return LintReport(tuple(left), tuple(changes), len(found) - len(left), levels["error"], levels["warning"])
 
 
 def lint_paths(paths: Sequence[Path], *, select: Collection[str] = (), ignore: Collection[str] = ()) -> list[Finding]:
@@ -124,7 +118,7 @@ def fix_paths(
         files = read_sources(empty.get(one) or SourceFile.of(one.path, sound.get(one, one.text))
                              for one in files.sources)
         findings = lint_files(files, rules)
-    changes = [Change(one.path, diff(first[one.path], one.text), one.text) for one in files.sources
+    changes = [Change(one.path, one.text) for one in files.sources
                if one.text != first[one.path].text]
     return changes, findings
 
@@ -171,12 +165,6 @@ def still_reads(old: SourceFile, new: str) -> bool:
     """Return whether a changed text is complete, and has as many documents as before."""
     before, after = read_sources([old]), read_sources([SourceFile.of(old.path, new)])
     return not after.unread and len(before.documents) == len(after.documents)
-
-
-def diff(source: SourceFile, new: str) -> str:
-    name = str(source.path)
-    lines = difflib.unified_diff(source.text.splitlines(keepends=True), new.splitlines(keepends=True), name, name)
-    return "".join(line if line.endswith("\n") else line + "\n" for line in lines)
 
 
 def _overlap(one: Span, other: Span) -> bool:

@@ -26,19 +26,16 @@ def replace_within(location: Span, old: str, new: str) -> tuple[Edit, ...]:
     return (Edit(Span(location.source, start, start + len(old)), new),)
 
 
-def add_key(mapping: Node, text: str) -> tuple[Edit, ...]:
-    """Insert a first key, such as `completionMode: Indexed`, into a mapping."""
+def set_key(mapping: Node, name: str, value: str) -> tuple[Edit, ...]:
+    """Replace the value of a key, or insert the key before the first of the mapping."""
+    if mapping[name]:
+        return set_scalar(mapping[name], value)
     keys = [key.location for key, _ in (mapping.pairs or {}).values() if key]
     if not keys or not mapping or mapping.tag:
         return ()
     first = min(keys, key=lambda key: key.start)
     if not mapping.location.start <= first.start < mapping.location.end:
         return ()  # it is of an anchor elsewhere
-    at = Span(first.source, first.start, first.start)
     column = first.start - first.source.start_of_line(first.start)
-    return (Edit(at, f"{text}, " if mapping.is_flow else f"{text}\n{' ' * column}"),)
-
-
-def set_key(mapping: Node, name: str, value: str) -> tuple[Edit, ...]:
-    """Replace the value of a key, or add the key."""
-    return set_scalar(mapping[name], value) if mapping[name] else add_key(mapping, f"{name}: {value}")
+    after = ", " if mapping.is_flow else "\n" + " " * column
+    return (Edit(Span(first.source, first.start, first.start), f"{name}: {value}{after}"),)

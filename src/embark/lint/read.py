@@ -309,12 +309,8 @@ def _bad_yaml(source: SourceFile, bad: BadYaml) -> Unread:
 def _load(path: Path, *, named: bool) -> SourceFile | Unread:
     empty = SourceFile.of(path, "")
     try:
-        size_bytes = path.stat().st_size
-        if size_bytes > MAX_BYTES:
-            what = f"is {size_bytes / 1e6:,.0f} MB; a manifest or a script is smaller than {MAX_BYTES / 1e6:.0f} MB"
-            return Unread(empty, 0, what, "lint the manifest alone")
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)  # a pipe or a device has no size to ask for
+            data = file.read(MAX_BYTES + 1)
     except OSError as error:
         if named:
             raise UserError(f"{path}: {error.strerror}", fix="name a file or folder that can be read") from error
@@ -324,7 +320,7 @@ def _load(path: Path, *, named: bool) -> SourceFile | Unread:
     if b"\0" in data:
         return Unread(empty, 0, "is binary", "lint text files")
     try:
-        text = data.decode("utf-8-sig" if data.startswith(b"\xef\xbb\xbf") else "utf-8")
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = data[: error.start].count(b"\n") + 1
         return Unread(empty, 0, f"is not UTF-8: byte {data[error.start]:#04x} in line {line}", "save it as UTF-8")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.evaluation_rows import EvaluationRows, open_rows
+from embark.data.permuted_rows import RowsInMemory
 from embark.data.prepared import Rows
-from embark.data.rows_in_memory import RowsInMemory
 from embark.data.task_labels import main_label
 from embark.errors import DataError, UserError, nearest
 from embark.events.drift import drift
@@ -20,6 +20,7 @@ from embark.export.reference import ColumnBins, Reference, encoded_rows
 from embark.features.encoding import RowEncoder
 from embark.publish.gate import ColumnDrift, EarlierGate, GateSlice, ScoredRows
 from embark.publish.statistics import F64
+from embark.run.feature_metrics import feature_names, slices_of
 from embark.spec.serve import PublishSpec
 from embark.spec.tasks import main_task
 from embark.store.checkpoint_inspect import TrainedRun
@@ -65,7 +66,7 @@ class GateRows:
 
     def slices(self, bounds: PublishSpec) -> list[GateSlice]:
         """Return slices by the values of the features that `[publish]` names."""
-        names = _feature_names(self.opened)
+        names = feature_names(self.opened)
         for wanted in bounds.slices:
             if not any(wanted in (column, table) for column, _, table in names):
                 raise UserError(f"publish.slices: {wanted}: the model has no such feature",
@@ -73,7 +74,7 @@ class GateRows:
         return [GateSlice(f"{column} = {part.label}", part.samples)
                 for number, (column, kind, table) in enumerate(names)
                 if (column in bounds.slices or table in bounds.slices if bounds.slices else kind == "sparse")
-                for part in _slices_of(self.rows, self.opened, number, bounds.slice_values)]
+                for part in slices_of(self.rows, self.opened, number, bounds.slice_values)]
 
     def drifts(self, reference: Reference, encoder: RowEncoder) -> list[ColumnDrift]:
         """Compare every column with the rows of the reference."""
@@ -107,74 +108,4 @@ def open_gate_rows(trained: TrainedRun, bounds: PublishSpec) -> Iterator[GateRow
         if not (num := opened.source.num_eval_samples):
             raise DataError(f"{opened.description}: has no rows for the gate", fix="name rows with publish.data")
         yield GateRows(opened, RowsInMemory(opened.source.eval_rows(0, num)) if num <= bounds.rows else
-                       RowsInMemory.spread(opened.source, bounds.rows))
-
-
-def _feature_names(rows: EvaluationRows) -> list[tuple[str, str, str]]:
-    """Return column, kind and table of the sparse features and then the dense ones, in the order of a batch."""
-    spec = rows.spec
-    columns, dense = rows.columns, rows.dense or tuple(f"dense_{i}" for i in range(spec.model.num_dense))
-    return [*((columns.get(table.name, table.name), "sparse", table.name) for table in spec.model.table_list()),
-            *((name, "dense", "") for name in dense)]
-
-
-NUM_RANGES = 10  # Ranges of a dense feature, with as many rows each as its values allow.
-
-
-@dataclass(frozen=True, slots=True)
-class RowSlice:
-    """Positions of the rows of a slice."""
-
-    label: str
-    samples: NDArray[np.int64]
-    id: int | None = None
-
-
-def _slices_of(rows: RowsInMemory, opened: EvaluationRows, feature: int, top: int) -> list[RowSlice]:
-    """Return the slices of a feature."""
-    _, kind, table = _feature_names(opened)[feature]
-    if kind == "dense":
-        return list(_ranges(rows.batch.dense[:, feature - len(rows.batch.lengths)]))
-    return _with_words(opened, table, _values(rows, feature, top))
-
-
-def _values(rows: RowsInMemory, feature: int, top: int) -> list[RowSlice]:
-    """Return the `top` most frequent ids, then the rows without an id and those that have none of these."""
-    ids, samples = rows.ids_of(feature)
-    pairs = np.unique(np.stack([ids.astype(np.int64), samples]), axis=1)  # an id counts once in a row
-    known, counts = np.unique(pairs[0], return_counts=True)
-    frequent = known[np.argsort(-counts, kind="stable")[:top]]
-    parts = [RowSlice(f"id {one}", pairs[1][pairs[0] == one], int(one)) for one in frequent.tolist()]
-    is_rest = np.ones(rows.num_eval_samples, np.bool_)
-    is_rest[pairs[1][np.isin(pairs[0], frequent)]] = False
-    is_empty = np.ones(rows.num_eval_samples, np.bool_)
-    is_empty[samples] = False
-    for label, chosen in (("no value", is_empty), ("other values", is_rest & ~is_empty)):
-        if chosen.any():
-            parts.append(RowSlice(label, np.flatnonzero(chosen)))
-    return parts
-
-
-def _ranges(values: NDArray[np.float32]) -> Iterator[RowSlice]:
-    edges = np.unique(np.quantile(values, np.linspace(0, 1, NUM_RANGES + 1)[1:-1], method="lower"))
-    bins = np.searchsorted(edges, values, side="left")
-    for number in range(len(edges) + 1):
-        if len(samples := np.flatnonzero(bins == number)):
-            yield RowSlice(f"{values[samples].min():g} to {values[samples].max():g}", samples)
-
-
-def _with_words(rows: EvaluationRows, table: str, parts: list[RowSlice]) -> list[RowSlice]:
-    """Name slices by what their ids stand for, if the data has it."""
-    if rows.spec.data.kind != "prepared":
-        return parts
-    from embark.data.export.id_values import read_values
-    from embark.data.prepared.cache import read_manifest
-
-    path = rows.spec.data.path
-    values = read_values(path, read_manifest(path), [table])[table]
-    if values.values is None:
-        return parts
-    words = values.take(np.array([part.id or 0 for part in parts], np.int64)).to_pylist()
-    labels = {part.id: str(word) for part, word in zip(parts, words, strict=True) if part.id and word is not None}
-    labels[0] = "missing, rare or unseen"
-    return [replace(part, label=labels.get(part.id, part.label)) for part in parts]
+                       RowsInMemory.folds(opened.source, bounds.rows, 1)[0])

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from tempfile import TemporaryDirectory
 
 from embark.errors import DataError, EmbarkError, UserError
 from embark.export.artifact import (
@@ -55,6 +56,17 @@ class PublishResult:
     gate_s: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class CheckResult:
+    """The gate's verdict on a checkpoint that is not published."""
+
+    run: str
+    step: int
+    uri: str
+    published: int  # The version it is compared with; 0: none.
+    verdict: GateVerdict
+
+
 def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = ()) -> PublishResult:
     """Write the newest checkpoint of a run as the next version at `to` (by default `publish.to`), as a delta if that is
     smaller, and make it current if it passes the gate. A checkpoint that has its verdict is left alone. `sets` are
@@ -84,6 +96,18 @@ def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = 
         _remove_old(versions, bounds.keep_versions)
     found = _result(versions, trained, candidate, is_new=True, refused=str(record["why"]))
     return replace(found, verdict=verdict, export_s=exported_s - started_s, gate_s=time.perf_counter() - exported_s)
+
+
+def check(run: str, *, to: str = "", sets: Sequence[str] = ()) -> CheckResult:
+    """Judge a checkpoint, by default the newest, against what is published, and write nothing."""
+    trained = _find(run, sets)
+    bounds = trained.spec.publish
+    uri = export_uri(trained, to or bounds.to)
+    versions = open_versions(uri)
+    with TemporaryDirectory(prefix="embark-check-") as folder, open_gate_rows(trained, bounds) as rows:
+        write_version(read_contents(trained, bounds.tables, build_index), folder)
+        verdict = _judged(trained, rows, open_artifact(folder), versions, bounds)
+    return CheckResult(trained.run_dir.uri, trained.checkpoint.step, uri, current_version(versions), verdict)
 
 
 def watch(

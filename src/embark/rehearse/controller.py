@@ -1,6 +1,5 @@
 """The pods of one rehearsal from start to end: what a controller, a kubelet, a cloud and injected faults do to them."""
 
-import math
 import re
 import time
 from collections import deque
@@ -39,7 +38,6 @@ class Progress:
     resumes: list[Resume] = field(default_factory=list)
     losses: dict[int, float] = field(default_factory=dict, repr=False)
     """The loss of each step; of a step that was trained twice, the later one."""
-    evaluated: dict[str, Any] = field(default_factory=dict)
     is_done: bool = False
     errors: list[str] = field(default_factory=list)
 
@@ -73,8 +71,6 @@ class Progress:
                 self.losses[self.step] = float(event["loss"])
         elif kind == "save":
             self.saved.append(int(event["step"]))
-        elif kind == "eval":
-            self.evaluated = {name: event[name] for name in ("log_loss", "auc") if name in event}
         elif kind == "end":
             self.is_done = event.get("outcome") == "done"
         elif kind == "error":
@@ -105,7 +101,7 @@ class EventReader:
 
 
 FaultKind = Literal["preempt", "kill", "lose"]
-_FAULT = re.compile(r"(?P<pod>\d+)@(?:step(?P<step>\d+)|(?P<at>\d\S*?))(?:\+(?P<long>\d\S*))?")
+_FAULT = re.compile(r"(?P<pod>\d+)@(?:step(?P<step>\d+)|(?P<at>\d\S*))")
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 
@@ -118,12 +114,10 @@ class Fault:
     pod: int
     at_s: float | None  # Seconds since the pods were started; None if a step is given.
     at_step: int | None = None
-    duration_s: float = 0.0  # A lost machine is replaced after this time; 0: never.
 
     def __str__(self) -> str:
         when = f"step{self.at_step}" if self.at_step is not None else f"{self.at_s:g}s"
-        long = f"+{self.duration_s:g}s" if self.duration_s else ""
-        return f"--{self.kind} {self.pod}@{when}{long}"
+        return f"--{self.kind} {self.pod}@{when}"
 
     def is_due(self, elapsed_s: float, step: int) -> bool:
         if self.at_step is not None:
@@ -136,14 +130,13 @@ def read_faults(kind: FaultKind, words: Sequence[str], num_pods: int) -> list[Fa
     found = []
     for word in words:
         match, flag = _FAULT.fullmatch(word), f"--{kind}"
-        if match is None or (match["long"] and kind != "lose"):
+        if match is None:
             raise UserError(f"{flag} {word}: not POD@TIME", fix=f"{flag} 1@30s, or 1@step20")
         if int(match["pod"]) >= num_pods:
             raise UserError(f"{flag} {word}: there is no pod {match['pod']}",
                             fix=f"pods are numbered 0 to {num_pods - 1}")
         at_s = read_duration(match["at"], flag) if match["at"] else None
-        found.append(Fault(kind, int(match["pod"]), at_s, int(match["step"]) if match["step"] else None,
-                           read_duration(match["long"], flag) if match["long"] else 0.0))
+        found.append(Fault(kind, int(match["pod"]), at_s, int(match["step"]) if match["step"] else None))
     return found
 
 
@@ -198,7 +191,7 @@ class _Slot:
     is_preempted: bool = False
     is_deleted: bool = False  # The controller deleted it to restart all: its end does not count.
     kill_at_s: float | None = None
-    away_until_s: float = 0.0  # The machine is lost, and there is no other before this time.
+    is_lost: bool = False  # Its machine is lost, and there is no other.
     start_at_s: float | None = 0.0
     tail: deque[str] = field(default_factory=lambda: deque(maxlen=MAX_TAIL))
 
@@ -327,7 +320,7 @@ class Controller:
         if decision.action == "replace":
             stays = slot.pod.restart_policy in ("OnFailure", "Always") and not slot.is_preempted
             slot.generation += 0 if stays else 1
-            slot.start_at_s = max(self._now + RESTART_S, slot.away_until_s)
+            slot.start_at_s = None if slot.is_lost else self._now + RESTART_S
             return
         others = [one for one in self._slots.values() if one.runs]
         for one in others:
@@ -339,7 +332,7 @@ class Controller:
     def _restart_all(self) -> None:
         for slot in self._slots.values():
             slot.generation += 1
-            slot.start_at_s = max(self._now + RESTART_S, slot.away_until_s)
+            slot.start_at_s = None if slot.is_lost else self._now + RESTART_S
 
     def _terminate(self, slot: _Slot) -> None:
         assert slot.start is not None
@@ -382,11 +375,8 @@ class Controller:
             slot.is_preempted = True
             self._terminate(slot)
         else:
-            how = "as when its machine dies"
-            if fault.kind == "lose":
-                slot.away_until_s = self._now + fault.duration_s if fault.duration_s else math.inf
-                how += f", and there is no other for {fault.duration_s:g} s" if fault.duration_s else \
-                    ", and there is no other"
-            self._observer.note(f"{slot.pod.name} is killed{where}, {how}")
+            slot.is_lost = fault.kind == "lose"
+            self._observer.note(f"{slot.pod.name} is killed{where}, as when its machine dies"
+                                f"{', and there is no other' if slot.is_lost else ''}")
             slot.is_preempted = True
             self._processes.kill(slot.start)

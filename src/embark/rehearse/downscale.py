@@ -51,7 +51,6 @@ class RehearsedRun:
     """The run that the pods train, if they train one of Embark's."""
 
     spec: RunSpec
-    spec_path: str  # The file that holds it, by its name.
     sample: Sample | None = None  # A sample of the run's own data.
     unread: str = ""  # Why there is no sample: the data cannot be read from here.
 
@@ -229,7 +228,7 @@ def _downscale_spec(
             changes.append(Change("data", old.data.path, "synthetic samples"))
         changes += spec_changes(old, new)
         config["data"][name] = to_toml(new)
-        return RehearsedRun(new, str(name), sample, unread)
+        return RehearsedRun(new, sample, unread)
     return None
 
 

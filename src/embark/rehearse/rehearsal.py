@@ -47,6 +47,8 @@ class Prepared(ABC):
 
     kind: str
     name: str
+    title: str
+    names: Names  # The DNS names that lead to the pods.
     changes: tuple[Change, ...]
     findings: tuple[Finding, ...]  # Findings of the linter.
 
@@ -54,15 +56,6 @@ class Prepared(ABC):
     def lint(self) -> tuple[Finding, ...]:
         """The linter's errors: expect to see them happen."""
         return tuple(one for one in self.findings if one.level == "error")
-
-    @property
-    @abstractmethod
-    def title(self) -> str: ...
-
-    @property
-    @abstractmethod
-    def names(self) -> Names:
-        """The DNS names that lead to the pods."""
 
     @abstractmethod
     def run_pods(self, processes: Processes, observer: Observer, limit_s: float) -> RehearsalReport:

@@ -19,7 +19,16 @@ from pathlib import Path
 from embark.errors import EmbarkError, UserError
 from embark.formatting import format_duration, pluralize
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, rows
-from embark.kubernetes.pods import Names, Pod, PodIdentity, main_container, make_pod, read_services
+from embark.kubernetes.pods import (
+    Names,
+    Pod,
+    PodIdentity,
+    command_words,
+    embark_words,
+    main_container,
+    make_pod,
+    read_services,
+)
 from embark.launch.shell import LineMultiplexer, LineStream
 from embark.lint.check import lint_texts
 from embark.rehearse.controller import RESTART_S, Observer
@@ -213,14 +222,6 @@ class PreparedServer(Prepared):
     rows: bytes  # Body of the request that is sent.
     service: Check
 
-    @property
-    def title(self) -> str:
-        return f"Deployment {self.name}: {pluralize(len(self.pods), 'replica')}"
-
-    @property
-    def names(self) -> Names:
-        return Names({})
-
     def run_pods(self, processes: Processes, observer: Observer, limit_s: float) -> RehearsalReport:
         with closing(Kubelet(processes, observer, time.monotonic() + limit_s)) as kubelet:
             servers = ServerRehearsal(self, kubelet)
@@ -243,7 +244,9 @@ def find_server(objects: Objects) -> K8sObject | None:
 
 def served_artifact(deployment: K8sObject) -> str:
     """Return the artifact that a Deployment's container serves; empty if it serves nothing."""
-    return next(iter(_serve_words(main_container(at(deployment, "spec.template.spec") or {}))), "")
+    container = main_container(at(deployment, "spec.template.spec") or {})
+    words = embark_words(command_words(container, "command", "args"))
+    return words[1] if words[:1] == ["serve"] and len(words) > 1 else ""
 
 
 def server_pods(deployment: K8sObject, objects: Objects) -> tuple[Pod, ...]:
@@ -278,7 +281,8 @@ def prepare_server(texts: Mapping[str, str], objects: Objects, artifact: str = "
     ports = tuple(free_port() for _ in range(num))
     pods = [_here(pod, there, uri, port) for pod, port in zip(pods, ports, strict=False)]
     return PreparedServer(
-        kind="Deployment", name=name, pods=tuple(pods), ports=ports,
+        kind="Deployment", name=name, title=f"Deployment {name}: {pluralize(num, 'replica')}", names=Names({}),
+        pods=tuple(pods), ports=ports,
         probe=str(at(container, "readinessProbe.httpGet.path") or ""), rows=_request(uri),
         metric=_metric(_scaler(deployment, objects)), service=_check_service(objects, pods[0], container),
         changes=tuple(changes), findings=tuple(lint_texts(dict(texts))))
@@ -356,14 +360,6 @@ class ServerRehearsal:
             return Check("autoscaler", False, "asks for no metric of the server")
         is_there = re.search(rf"^{re.escape(name)}[{{ ]", self.replicas[-1].get("/metrics") or "", re.MULTILINE)
         return Check("autoscaler", bool(is_there), f"{name} is {'' if is_there else 'not '}exported by the server")
-
-
-def _serve_words(container: K8sObject) -> list[str]:
-    """Return the words after `embark serve` in a command: the artifact, then options."""
-    words = [str(word) for word in [*(container.get("command") or ()), *(container.get("args") or ())]]
-    at_serve = next((index for index, word in enumerate(words) if word == "serve" and index and
-                     words[index - 1].rpartition("/")[2] == "embark"), None)
-    return [] if at_serve is None else words[at_serve + 1:]
 
 
 def _here(pod: Pod, there: str, uri: str, port: int) -> Pod:

@@ -20,7 +20,16 @@ from embark.events import read_events
 from embark.export.artifact import current_version, open_versions
 from embark.formatting import format_duration, pluralize
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, rows
-from embark.kubernetes.pods import Names, Pod, PodIdentity, dns_names, main_container, make_pod, read_services
+from embark.kubernetes.pods import (
+    Pod,
+    PodIdentity,
+    command_words,
+    dns_names,
+    embark_words,
+    main_container,
+    make_pod,
+    read_services,
+)
 from embark.lint.check import lint_texts
 from embark.rehearse.controller import Observer
 from embark.rehearse.downscale import BUCKETS, Change, downscale_pods, downscale_spec, spec_changes
@@ -59,8 +68,7 @@ class StreamSender:
     def __init__(self, spec: RunSpec, servers: tuple[str, ...], folder: Path) -> None:
         self._spec, self._servers, self._folder, self._rows = spec, servers, folder, random_rows(spec)
         self._is_over, self.num_sent = threading.Event(), 0
-        send = self._send_to_nats if spec.stream.source == "nats" else self._write_files
-        self._thread = threading.Thread(target=send, daemon=True)
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -76,16 +84,16 @@ class StreamSender:
             yield [next(self._rows) for _ in range(ROWS_AT_ONCE)]
             due_s = max(due_s + ROWS_AT_ONCE / ROWS_PER_S, time.monotonic())
 
-    def _write_files(self) -> None:
+    def _run(self) -> None:
+        if self._spec.stream.source == "nats":
+            asyncio.run(self._send())
+            return
         self._folder.mkdir(parents=True, exist_ok=True)
         for number, batch in enumerate(self._batches()):
             hidden = self._folder / "_next"
             hidden.write_text("".join(f"{json.dumps(row)}\n" for row in batch), encoding="utf-8")
             hidden.rename(self._folder / f"{number:09d}.jsonl")
             self.num_sent += len(batch)
-
-    def _send_to_nats(self) -> None:
-        asyncio.run(self._send())
 
     async def _send(self) -> None:
         import nats
@@ -128,14 +136,6 @@ class PreparedStream(Prepared):
     objects: Objects  # The objects with that spec.
     pods: Mapping[str, Pod]  # `broker`, where NATS is followed, `trainer` and `publisher`.
 
-    @property
-    def title(self) -> str:
-        return f"{self.name}: {', '.join(self.pods)} and servers"
-
-    @property
-    def names(self) -> Names:
-        return dns_names(list(self.pods.values()), read_services(self.objects))
-
     def run_pods(self, processes: Processes, observer: Observer, limit_s: float) -> RehearsalReport:
         with closing(Kubelet(processes, observer, time.monotonic() + limit_s)) as kubelet:
             run = _Rehearsal(self, processes, kubelet)
@@ -170,7 +170,8 @@ def prepare_stream(texts: Mapping[str, str], objects: Objects) -> PreparedStream
                         fix="give the folder that embark render wrote")
     roles = ("broker", "trainer", "publisher") if "broker" in found else ("trainer", "publisher")
     pods = downscale_pods([_pod(found[role], small) for role in roles], changes)
-    return PreparedStream(kind="StatefulSet", name=name, spec=spec, texts=texts, objects=small,
+    return PreparedStream(kind="StatefulSet", name=name, title=f"{name}: {', '.join(roles)} and servers",
+                          names=dns_names(pods, read_services(small)), spec=spec, texts=texts, objects=small,
                           pods=dict(zip(roles, pods, strict=True)), changes=(*changes, *CHANGES),
                           findings=tuple(lint_texts(dict(texts))))
 
@@ -265,10 +266,10 @@ class _Rehearsal:
 def _role(thing: K8sObject) -> str:
     """Return the role of a StatefulSet or Deployment; empty for any other."""
     container = main_container(at(thing, "spec.template.spec") or {})
-    words = [str(word).rpartition("/")[2] for key in ("command", "args") for word in container.get(key) or ()]
-    if words[:1] == [NATS_SERVER]:
+    words = command_words(container, "command", "args")
+    if words[:1] == (NATS_SERVER,):
         return "broker"
-    return ROLES.get(words[words.index("embark") + 1], "") if "embark" in words[:-1] else ""
+    return ROLES.get(next(iter(embark_words(words)), ""), "")
 
 
 def _pod(thing: K8sObject, objects: Objects) -> Pod:

@@ -9,7 +9,6 @@ from embark.errors import UserError
 from embark.formatting import pluralize
 from embark.kubernetes.failure_policies import FailurePolicy
 from embark.kubernetes.objects import Objects
-from embark.kubernetes.pods import Names
 from embark.lint.check import lint_texts
 from embark.rehearse.controller import RESTART_S, Controller, EventReader, Fault, FaultKind, Observer, read_faults
 from embark.rehearse.downscale import MAX_ROWS, SAMPLE, Change, RehearsedRun, downscale, downscale_pods
@@ -29,15 +28,6 @@ class PreparedTraining(Prepared):
     run: RehearsedRun | None  # The run that they train, if it is one of Embark's.
     faults: tuple[Fault, ...]
     num_processes: int
-
-    @property
-    def title(self) -> str:
-        return (f"{self.kind} {self.name}: {pluralize(len(self.workload.pods), 'pod')} of "
-                f"{self.num_processes} {'process' if self.num_processes == 1 else 'processes'}")
-
-    @property
-    def names(self) -> Names:
-        return self.workload.names
 
     def run_pods(self, processes: Processes, observer: Observer, limit_s: float) -> RehearsalReport:
         names = tuple(pod.name for pod in self.workload.pods)
@@ -86,7 +76,10 @@ def prepare_training(
     pods = downscale_pods(workload.pods, changes)
     changes += [Change("restart delay", "10 s, doubled each time", f"{RESTART_S:g} s"), *CHANGES]
     read = [fault for kind, words in (faults or {}).items() for fault in read_faults(kind, words, max(1, len(pods)))]
+    title = (f"{workload.kind} {workload.name}: {pluralize(len(pods), 'pod')} of "
+             f"{num_processes} {'process' if num_processes == 1 else 'processes'}")
     return PreparedTraining(
-        kind=workload.kind, name=workload.name, workload=replace(workload, pods=pods), policy=policy, run=small.run,
+        kind=workload.kind, name=workload.name, title=title, names=workload.names,
+        workload=replace(workload, pods=pods), policy=policy, run=small.run,
         changes=tuple(dict.fromkeys(changes)), faults=tuple(read), num_processes=num_processes,
         findings=tuple(lint_texts(dict(texts))))

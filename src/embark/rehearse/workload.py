@@ -5,7 +5,6 @@ for what Ray's nodes on one machine would otherwise share: ports, folders and me
 """
 
 import copy
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -374,7 +373,7 @@ def _child_pods(
     """Return the pods of a Job that run at once."""
     pods = []
     for index in range(int(spec.get("parallelism", 1))):
-        suffix = str(index) if is_indexed else _random_suffix(name, index)
+        suffix = str(index) if is_indexed else f"xxxx{index}"  # stands for random letters
         annotations = {INDEX: str(index)} if is_indexed else {}
         own = {"batch.kubernetes.io/job-name": name, "job-name": name, **(labels or {}), **annotations}
         added = {"JOB_COMPLETION_INDEX": str(index)} if is_indexed else {}
@@ -390,13 +389,6 @@ def _defaulted(child: K8sObject) -> K8sObject:
     template = child.get("template") or {}
     pod = template.get("spec") or {}
     return {**child, "template": {**template, "spec": {"restartPolicy": "OnFailure", **pod}}}
-
-
-def _random_suffix(name: str, index: int) -> str:
-    """Return a stand-in for the random letters of a pod's name, the same at each rehearsal."""
-    letters = "bcdfghjklmnpqrstvwxz2456789"
-    number = zlib.crc32(f"{name} {index}".encode())
-    return "".join(letters[number // len(letters) ** digit % len(letters)] for digit in range(5))
 
 
 def _refuses_job(spec: K8sObject) -> Cause | None:

@@ -1,4 +1,4 @@
-"""The image: a Dockerfile, what starts in it, and what of its folder it sees; and docker compose on one host.
+"""The image: a Dockerfile, what starts in it, and what of its folder it sees.
 
 It builds on any base with Python 3.11 or newer and pip: on PyTorch's own, whose torch is kept, or on plain Debian with
 `--build-arg VARIANT=cpu`. Embark comes from its wheel in `dist/`, everything else from where pip is configured to look.
@@ -6,20 +6,15 @@ It builds on any base with Python 3.11 or newer and pip: on PyTorch's own, whose
 
 import shlex
 
-from embark.render.command import SPEC_PATH, one_machine
 from embark.render.folder import File
 from embark.render.job import FOLLOW, Job
-from embark.render.pod import SCRATCH, USER_ID, storage_settings
+from embark.render.pod import SCRATCH, USER_ID
 from embark.render.serving import ENDPOINTS, SERVE_TARGETS
-from embark.render.settings import grace_s, settings_of
-from embark.render.shell_text import job_text, render_template
+from embark.render.shell_text import render_template
 from embark.render.targets.tpu_vm import packages as tpu_packages
 from embark.render.wheel import FOLDER as WHEEL_FOLDER
 from embark.render.wheel import wheel_requirement
-from embark.spec import to_toml
-from embark.spec.paths import with_absolute_paths
 from embark.spec.user_code import file_of
-from embark.store.run_dir import SPEC
 
 RAY_VERSION = "2.60.0"
 CUDA_BASE = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
@@ -94,28 +89,3 @@ def image_extras(job: Job) -> str:
 def _pip_steps(arguments: list[list[str]]) -> str:
     return " \\\n      && ".join(shlex.join(["python", "-m", "pip", words[0], "--no-cache-dir", *words[1:]])
                                 for words in arguments)
-
-
-def render_compose(job: Job) -> list[File]:
-    """Write a docker compose file for one host, and the spec beside it."""
-    settings = [*settings_of(job, is_pod=False), *storage_settings(job)]
-    environment = {setting.name: _literal(setting.value) for setting in settings}
-    spec = with_absolute_paths(job.spec)  # the container sees the data at the host's own path
-    runs, data = spec.store.root, spec.data.path
-    is_local = job.spec.data.kind != "synthetic" and data and "://" not in data
-    return [
-        File("docker-compose.yaml", job_text(
-            "docker-compose.yaml.j2", job, environment=environment, command=list(map(_literal, one_machine(job))),
-            runs="" if "://" in runs else _inside(runs), data=_literal(data) if is_local else "", scratch=SCRATCH,
-            spec_path=SPEC_PATH, grace_s=grace_s(job))),
-        File(SPEC, to_toml(spec, only_set=True)),
-    ]
-
-
-def _inside(path: str) -> str:
-    return _literal(path if path.startswith("/") else f"{SCRATCH}/{path}")
-
-
-def _literal(text: str) -> str:
-    """Return a text in which docker compose expands no variable."""
-    return text.replace("$", "$$")

@@ -380,8 +380,6 @@ def _target_mistakes(job: Job) -> Iterator[Mistake]:
     if target == "vertex" and not spec.store.root.startswith("gs://"):
         yield _mistake("store.root", spec.store.root, "Vertex AI stages its files in a bucket",
                        "set it to gs://BUCKET/runs")
-    if target == "compose" and job.num_nodes > 1:
-        yield _mistake("place.nodes", job.num_nodes, "docker compose is for one host", "set it to 1, or another target")
     if not is_tpu:
         ranks = f"ranks ({job.num_nodes} × {job.num_processes})" if not job.is_elastic else \
             f"ranks ({job.num_processes} on each machine)"
@@ -415,8 +413,6 @@ def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
                 yield _mistake("place.volume", place.volume, "is an object store: it is read by its uri, not mounted",
                                f"leave it out and use {bucket}")
     yield from _account_mistakes(job, store.root, data.path)
-    if place.target == "compose":
-        return
     if not job.is_shared(store.root) and job.num_pods > 1:
         yield _mistake("store.root", store.root, "each machine would keep its own part of every checkpoint",
                        f"set it to {bucket}, or to a folder under place.volume_path with place.volume")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from embark.render.clouds import aws, azure, gcp
 from embark.render.folder import File
-from embark.render.image import render_compose, render_image, render_tpu_image
+from embark.render.image import render_image, render_tpu_image
 from embark.render.job import FOLLOW, POD_TARGETS, Job
 from embark.render.monitoring import render_budget, render_monitoring
 from embark.render.serving import SERVE_TARGETS
@@ -28,7 +28,6 @@ TARGETS: dict[str, Render] = {  # plain machines, `vm` and `tpu-vm`, have no job
     "ray": kubernetes.render_ray,
     "torchx": render_torchx,
     "vertex": render_vertex,
-    "compose": render_compose,
     FOLLOW: render_follow,
     "serve": render_serve,
     "kserve": render_serve,
@@ -66,10 +65,10 @@ def own_files(job: Job) -> list[File]:
 
 
 def render_infrastructure(job: Job) -> list[File]:
-    """Return every file that the job needs beside its own; none on one host or on a cluster of yours."""
+    """Return every file that the job needs beside its own; none on a cluster of yours."""
     target, cloud = job.target, job.cloud
     in_pods = target in (*POD_TARGETS, FOLLOW)
-    if target in ("compose", *SERVE_TARGETS) or (in_pods and not job.place.infrastructure):
+    if target in SERVE_TARGETS or (in_pods and not job.place.infrastructure):
         return []
     files = [*render_volumes(job), *render_budget(job)]
     if target == "vm":

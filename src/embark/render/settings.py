@@ -5,7 +5,7 @@ The values and their reasons stand in settings.toml; here is how they meet a job
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,14 @@ TOPOLOGY_PATH = "/etc/embark/topology.xml"
 class FabricNeeds:
     """The requirements of a fabric on the pod that uses it, besides settings."""
 
-    hugepages_2mi: str
-    needs_ipc_lock: bool
-    networks: tuple[tuple[str, str], ...]
+    hugepages_2mi: str = ""
+    ipc_lock: bool = False
+    networks: tuple[tuple[str, str], ...] = ()
     """Interface in the pod and network of the cluster, for those beside the default."""
-    daemon: str  # The name of the container that goes with it; empty where none does.
-    daemon_image: str
-    env_script: str  # Script that a shell sources before the ranks start.
-    why: str
+    daemon: str = ""  # The name of the container that goes with it; empty where none does.
+    daemon_image: str = ""
+    env_script: str = ""  # Script that a shell sources before the ranks start.
+    why: str = ""
 
 
 def settings_of(job: Job, *, is_pod: bool = True, has_fabric: bool = True) -> tuple[Setting, ...]:
@@ -52,16 +52,12 @@ def settings_of(job: Job, *, is_pod: bool = True, has_fabric: bool = True) -> tu
 def fabric_needs(job: Job) -> FabricNeeds:
     """Return the requirements of the fabric; none for one machine, which does not use it."""
     row = _fabric(job) if job.num_nodes > 1 else {}
-    first = int(row.get("first_interface", 1))
-    networks = tuple((f"eth{first + i}", name) for i, name in enumerate(row.get("networks", ())))
+    first = row.get("first_interface", 1)
     # A4X has four cards and half the networks of its kin.
-    num_networks = job.machine.num_fabric_devices or len(networks)
-    return FabricNeeds(
-        hugepages_2mi=str(row.get("hugepages_2mi", "")), needs_ipc_lock=bool(row.get("ipc_lock", False)),
-        networks=networks[:num_networks], daemon=str(row.get("daemon", "")),
-        daemon_image=str(row.get("daemon_image", "")), env_script=str(row.get("env_script", "")),
-        why=str(row.get("why", "")),
-    )
+    networks = row.get("networks", ())[:job.machine.num_fabric_devices or None]
+    named = tuple((f"eth{first + i}", name) for i, name in enumerate(networks))
+    known = {field.name: row[field.name] for field in fields(FabricNeeds) if field.name in row}
+    return FabricNeeds(**known | {"networks": named})
 
 
 def grace_s(job: Job) -> int:

@@ -6,7 +6,7 @@ from typing import Any
 from embark.catalog import Volume
 from embark.errors import ExitCode
 from embark.render.folder import File
-from embark.render.job import POD_TARGETS, SCHEMES, Bucket, Job
+from embark.render.job import Job
 from embark.render.pod import IDENTITY_LABEL, USER_ID, env_rows, has_identity_label, storage_settings
 from embark.render.shell_text import job_text, script_file
 from embark.render.yaml_text import header, plain
@@ -15,9 +15,6 @@ GIB_PER_TIB = 1024
 LUSTRE_STEP_GIB = 9000
 _FILLED_BY = {"aws": "storage.sh substitutes the file system's id and names.",
               "azure": "storage.sh substitutes its address.", "gcp": "storage.sh substitutes its address."}
-_BUCKET_NEEDS = {"aws": "It needs the add-on aws-mountpoint-s3-csi-driver.",
-                 "azure": "It needs az aks update --enable-blob-driver.",
-                 "gcp": 'A pod that mounts it has the annotation gke-gcsfuse/volumes: "true".'}
 
 
 def render_volumes(job: Job) -> list[File]:
@@ -31,9 +28,6 @@ def render_volumes(job: Job) -> list[File]:
         speed = "" if rate is None else f"{size_gib:,} GiB of {job.volume.title} read {rate:.1f} GB/s."
         values |= {"size_gib": size_gib, "speed": speed}
         files = _volume_files(job, job.volume.title, {**values, "size": f"{size_gib}Gi"})
-    elif job.target in POD_TARGETS:
-        read = [path for path in job.object_store_paths if path.scheme == SCHEMES[job.cloud] and not path.is_written]
-        files = _bucket_files(job, read[0]) if read else []
     return [script_file("storage.sh", f"{job.cloud}/storage.sh.j2", job, **values), *files]
 
 
@@ -80,12 +74,3 @@ def _volume_files(job: Job, title: str, values: dict[str, Any]) -> list[File]:
             "data_copy_job.yaml.j2", job, about=about_copy, source=job.data_source, target=data_target(job), env=env,
             user=USER_ID, identity_label=IDENTITY_LABEL if has_identity_label(job) else {})))
     return files
-
-
-def _bucket_files(job: Job, bucket: Bucket) -> list[File]:
-    about = (f"{bucket.uri} as a folder, read only, for notebooks and other programs that want files. Embark itself "
-             f"does not need it: it reads the bucket by its uri, and faster. {_BUCKET_NEEDS[job.cloud]}")
-    values = {"claim": f"{job.name}-bucket", "size": "1Ti", "mode": "ReadOnlyMany", "modes": ["ReadOnlyMany"]}
-    volume = job_text("volume.yaml.j2", job, about=about, source=f"{job.cloud}/bucket_source.yaml.j2", bucket=bucket,
-                      **values)
-    return [File("bucket_volume.yaml", volume + "---\n" + job_text("claim.yaml.j2", job, **values))]

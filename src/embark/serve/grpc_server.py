@@ -68,7 +68,7 @@ class GrpcServer:
 
     def __init__(self, model: ModelServer, address: tuple[str, int], max_requests: int, *,
                  is_shared: bool = False) -> None:
-        """With `is_shared` other processes may listen on the address too, and the kernel distributes connections."""
+        """Other processes may listen on the address too if it `is_shared`; the kernel distributes connections."""
         self._model, self._messages = model, message_classes()
         self._server = grpc.aio.server(maximum_concurrent_rpcs=max_requests, options=[
             ("grpc.max_receive_message_length", model.limits.max_body_bytes), ("grpc.so_reuseport", int(is_shared)),

@@ -8,7 +8,7 @@ from embark.spec.section import PositiveInt, Section
 
 PodTarget = Literal["job", "jobset", "trainjob", "pytorchjob", "ray", "torchx"]
 ServeTarget = Literal["serve", "kserve", "cloud-run", "vertex-endpoint", "sagemaker", "azureml"]
-Target = Literal[PodTarget, "vertex", "vm", "tpu-vm", "compose", "follow", ServeTarget]
+Target = Literal[PodTarget, "vertex", "vm", "tpu-vm", "follow", ServeTarget]
 
 _LABEL = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
 """A DNS label, as Kubernetes takes it for a name."""
@@ -63,7 +63,7 @@ class PlaceSpec(Section):
     """Use spot (preemptible) machines."""
     target: Target = "job"
     """What starts the processes: a Kubernetes `job`, `jobset`, Kubeflow's `trainjob` or `pytorchjob`, `ray`, `torchx`,
-    `vertex`, plain machines (`vm`, `tpu-vm`), or `compose` on one host. `follow`: a trainer that follows `[stream]`,
+    `vertex`, or plain machines (`vm`, `tpu-vm`). `follow`: a trainer that follows `[stream]`,
     its publisher, servers and broker on Kubernetes. The others train nothing: they deploy an
     exported model as `[serve]` says, on Kubernetes (`serve`, `kserve`) or as a managed endpoint (`cloud-run`,
     `vertex-endpoint`, `sagemaker`, `azureml`)."""

@@ -4,7 +4,7 @@ May import run and below."""
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from embark.export.quantize import TableDtype
     from embark.export.safetensors_file import TensorSource
     from embark.run.evaluate_run import EvaluationResult
+    from embark.run.feature_metrics import ImportanceResult
     from embark.run.signals import StopSignals
     from embark.run.trainer import TrainerBackend
     from embark.spec import RunSpec
@@ -82,6 +83,19 @@ def build_index(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[ItemInde
     from embark.trainers.torch.scoring.item_index import build_item_index
 
     return build_item_index(trained, arrays)
+
+
+def feature_importance(
+    run: str, *, data: str = "", split: str = "", step: int | None = None, rows: int = 50_000,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> ImportanceResult:
+    """Measure what the model loses on the rows of `evaluate` when each feature in turn is permuted; see
+    `run.feature_metrics`."""
+    from embark.run.feature_metrics import measure_importance
+    from embark.store.checkpoint_inspect import find_trained
+
+    return measure_importance(find_trained(run, step), open_backend, rows, data=data, split=split,
+                              on_progress=on_progress)
 
 
 def open_backend(spec: RunSpec) -> TrainerBackend:

@@ -47,6 +47,19 @@ class StepTiming:
 
 
 @dataclass(frozen=True, slots=True)
+class Ceiling:
+    """The fastest step that this device allows, by what a step must move and compute."""
+
+    samples_per_s: float
+    step_ms: float
+    share: float  # Share of the ceiling that Embark reaches.
+    bytes_per_step: float
+    flops_per_step: float
+    bytes_per_s: float  # Measured: a copy within the device's memory, read and written.
+    flops_per_s: float  # Measured: a large matrix product in the step's precision.
+
+
+@dataclass(frozen=True, slots=True)
 class BenchResult:
     """Result of `embark bench` on one device."""
 
@@ -54,6 +67,7 @@ class BenchResult:
     device: str
     library: str  # Such as `torch 2.11.0`.
     rows: list[StepTiming]
+    roofline: Ceiling | None = None
 
 
 def time_contender(make: Callable[[], Contender], batch_size: int, seconds: float) -> StepTiming:

@@ -23,7 +23,6 @@ NOT_IN_BLOCKS = (
     ("embark launch on VMs and TPU VMs", "needs machines that ssh reaches: tests/integration/cloud/test_ssh_backend.py "
                                          "and test_vm_aws.py"),
     ("embark launch on Vertex AI", "speaks Google's REST API: tests/integration/cloud/test_vertex_backend.py"),
-    ("vertex_job.py", "Google's client reaches Google alone: tests/unit/render/test_vertex.py reads its request"),
 )
 RAY_HAS_TRAINED = re.compile(r"^\[pod/dlrm-submitter-0/ray-job-submitter\] \(RayTrainWorker .* 4 steps ·", re.MULTILINE)
 """In the log of the driver, which a real Ray cluster ran."""

@@ -1,4 +1,4 @@
-"""An AWS account, asked by the AWS CLI of moto's server: identity, quotas, machines in use, zones, bucket."""
+"""An AWS account, asked by the AWS CLI of moto's server: identity, quotas, machines in use, zones, budgets, bucket."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def checks_of(*sets: str) -> dict[str, Check]:
 
 def test_an_account_is_named_and_each_thing_is_looked_at(aws):
     found = checks_of("place.machine=g5.12xlarge", "place.region=us-east-1", f"store.root={aws.uri}/runs")
-    assert list(found) == ["account", "machine", "quota", "bucket"]
+    assert list(found) == ["account", "machine", "quota", "budgets", "bucket"]
     assert found["account"].verdict == "ok"
     assert MOTO_ACCOUNT in found["account"].found
     assert found["machine"].verdict == "ok"
@@ -99,6 +99,20 @@ def test_a_zone_that_lacks_the_machine_is_reported_with_those_that_have_it(aws):
     found = checks_of("place.machine=g5.12xlarge", "place.region=us-east-1", "place.zone=us-east-1z")["machine"]
     assert found.verdict == "wrong"
     assert "us-east-1a" in found.fix
+
+
+def test_no_budget_is_a_warning_and_those_there_are_are_named(aws):
+    client = boto3.client("budgets", region_name="us-east-1")
+    name = f"embark-{uuid4().hex[:6]}"
+    assert checks_of("place.machine=g5.12xlarge")["budgets"].verdict == "warning"
+    client.create_budget(AccountId=MOTO_ACCOUNT, Budget={
+        "BudgetName": name, "BudgetType": "COST", "TimeUnit": "MONTHLY",
+        "BudgetLimit": {"Amount": "500", "Unit": "USD"}})
+    try:
+        found = checks_of("place.machine=g5.12xlarge")["budgets"]
+        assert (found.verdict, found.found) == ("ok", f"{name}: $0 of $500")
+    finally:
+        client.delete_budget(AccountId=MOTO_ACCOUNT, BudgetName=name)
 
 
 def test_the_bucket_is_written_and_left_as_it_was(aws):
@@ -211,7 +225,8 @@ def test_what_an_identity_may_not_ask_is_reported_with_the_permission(refusing, 
     refusing(code, allows_identity=True)
     found = checks_of("place.machine=g5.12xlarge", "place.region=us-east-1")
     assert found["account"].verdict == "ok"
-    for name, action in (("machine", "ec2:DescribeInstanceTypeOfferings"), ("quota", "servicequotas:GetServiceQuota")):
+    for name, action in (("machine", "ec2:DescribeInstanceTypeOfferings"), ("quota", "servicequotas:GetServiceQuota"),
+                         ("budgets", "budgets:ViewBudget")):
         assert found[name].verdict == "warning", found[name]
         assert "may not ask" in found[name].found
         assert action in found[name].fix

@@ -1,4 +1,4 @@
-"""`embark bench`: one table, the peers in it, and a ratio."""
+"""`embark bench`: one table, the peers in it, a ratio, and what the device could do."""
 
 from __future__ import annotations
 
@@ -30,6 +30,10 @@ def test_embark_and_stock_torchrec_are_measured_in_one_run(capsys, engine):
     for row in found["rows"]:
         assert row["samples_per_s"] == pytest.approx(64 / (row["step_ms"] / 1e3))
         assert row["ratio"] == pytest.approx(ours["samples_per_s"] / row["samples_per_s"])
+    limit = found["roofline"]
+    assert 0 < limit["share"] < 1
+    assert limit["step_ms"] / 1e3 == pytest.approx(
+        max(limit["bytes_per_step"] / limit["bytes_per_s"], limit["flops_per_step"] / limit["flops_per_s"]))
 
 
 def test_a_model_of_one_s_own_is_measured_in_both_engines(capsys, tmp_path, monkeypatch):
@@ -42,11 +46,12 @@ def test_a_model_of_one_s_own_is_measured_in_both_engines(capsys, tmp_path, monk
     assert "1.00×" in shown
 
 
-def test_a_person_sees_a_table(capsys):
+def test_a_person_sees_a_table_and_what_the_device_could_do(capsys):
     assert run(["bench", "laptop", *SMALL, "--no-peers"]) == 0
     shown = capsys.readouterr().out
     assert "Embark, pipeline" in shown
-    assert "samples/s" in shown
+    assert "limit of this device" in shown
+    assert "1.00×" in shown
 
 
 def test_prepared_data_is_measured_from_its_loader_too(capsys, tmp_path):

@@ -86,3 +86,14 @@ def test_a_run_tells_what_was_predicted_and_what_it_took(tmp_path):
     assert predicted["step_s"] > 0
     assert end["step_s"] > 0
     assert end["peak_bytes"] > 100e6
+
+
+def test_the_closing_lines_set_them_side_by_side():
+    from embark.events.events import Event
+    from embark.events.summary import History, predicted_and_actual
+
+    history = History()
+    history.add(Event("predict", {"step_s": 0.000171, "peak_bytes": 2.12e9, "is_calibrated": True}))
+    history.add(Event("end", {"step_s": 0.000165, "peak_bytes": 2.11e9}))
+    assert predicted_and_actual(history) == "predicted 0.171 ms a step and 2.12 GB, actual 0.165 ms a step and 2.11 GB"
+    assert predicted_and_actual(History()) == ""

@@ -63,8 +63,8 @@ def test_a_budget_on_the_command_line_travels_in_the_spec(monkeypatch):
 
 
 def test_a_target_that_launch_does_not_support_names_another_way():
-    with pytest.raises(UserError, match="compose") as caught:
-        launch_run(Console(), load_spec("quickstart", [*AWS, "place.target=compose"]), yes=True, dry_run=False)
+    with pytest.raises(UserError, match="sagemaker") as caught:
+        launch_run(Console(), load_spec("quickstart", [*AWS, "place.target=sagemaker"]), yes=True, dry_run=False)
     assert "embark render" in caught.value.fix
 
 

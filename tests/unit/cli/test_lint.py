@@ -54,15 +54,6 @@ def test_a_program_gets_json(capsys, guide):
     assert answer["num_errors"] == sum(row["level"] == "error" for row in answer["findings"])
 
 
-def test_a_dry_run_shows_the_difference_and_changes_nothing(capsys, guide):
-    before = guide.read_bytes()
-    assert lint(guide, fix=True, dry_run=True) == ExitCode.OTHER
-    out = capsys.readouterr().out
-    assert "-          - name: torchrec\n+          - name: pytorch\n" in out
-    assert "would fix" in out
-    assert guide.read_bytes() == before
-
-
 def test_a_fix_is_written_with_the_file_s_own_rights(capsys, guide):
     lint(guide, fix=True)
     assert "name: pytorch" in guide.read_text()
@@ -106,7 +97,6 @@ def test_rules_are_chosen_by_code_name_or_beginning(capsys, guide, select, ignor
     [
         (["gone.yaml"], {}, "No such file"),
         ([], {}, "no file"),
-        ([GUIDE], {"dry_run": True}, "--fix"),
         ([GUIDE], {"select": ["EMB999"]}, "no such rule"),
         ([GUIDE], {"ignore": ["container-not-pytorhc"]}, "container-not-pytorch"),
     ],

@@ -35,11 +35,6 @@ def test_a_stretch_without_numbers_stays_a_gap() -> None:
     assert np.isfinite(few[(xs < 3_800) | (xs > 6_200)]).all()
 
 
-def test_different_numbers_of_positions_and_values_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 positions for 2 values"):
-        thin([1, 2, 3], [1, 2], 2)
-
-
 @settings(max_examples=50)
 @given(
     st.lists(st.floats(-1e9, 1e9), max_size=120), st.lists(st.floats(allow_nan=True), min_size=120, max_size=120),

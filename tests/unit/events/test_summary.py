@@ -75,12 +75,12 @@ def test_the_work_counts_this_process_steps_only(make_events):
     assert summary.work(read([start, *events[1:]])) == "600 steps · 4.10 M samples in 5 min 12 s · 41.2 k samples/s"
 
 
-def test_a_run_that_did_no_step_has_no_work():
+def test_a_run_that_did_no_step_has_no_work_and_no_step_time_to_show():
     history = History()
     for kind, values in (("start", {"num_steps": 10, "first_step": 0}), ("predict", {"step_s": 0.1, "peak_bytes": 5}),
                          ("end", {"outcome": "interrupted", "step": 0, "step_s": None, "peak_bytes": 5})):
         history.add(Event(kind, values))
-    assert summary.work(history) == ""
+    assert (summary.work(history), summary.predicted_and_actual(history)) == ("", "")
 
 
 def test_curves_are_pointed_to_only_where_they_are(make_events, tmp_path):

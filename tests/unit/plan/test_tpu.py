@@ -27,7 +27,7 @@ def on(machine: str, *sets: str, name: str = "criteo-1tb", nodes: int = 1) -> Pr
 def step_on(chip: str, *sets: str, num_chips: int = 8, precision: str = "bf16", chips_per_host: int = 4):
     spec = load_spec("quickstart", ["train.batch_size=65536", *sets])
     return tpu_step_time(spec, load_catalog().gpus[chip], make_layout(spec, num_chips, LINE_WIDTHS["tpu"]), precision,
-                         chips_per_host=chips_per_host)
+                         chips_per_host=chips_per_host, network_gbyte_per_s=0.0, num_slices=1)
 
 
 def test_criteo_fits_a_slice_of_v5e_and_every_chip_holds_its_share():

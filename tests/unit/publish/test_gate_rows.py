@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 from exported_runs import write_csv
 
-from embark.data.evaluation_rows import EvaluationRows, open_rows
-from embark.data.loader import Batch
-from embark.data.rows_in_memory import RowsInMemory
+from embark.__main__ import run as embark
+from embark.data.evaluation_rows import open_rows
 from embark.export.artifact import open_artifact
 from embark.export.export_run import export_run
 from embark.publish import publisher
-from embark.publish.gate_rows import GateRows, open_gate_rows
+from embark.publish.gate_rows import open_gate_rows
 from embark.run.evaluate_run import loaded
 from embark.spec import resolve
-from embark.spec.serve import PublishSpec
 from embark.store.checkpoint_inspect import find_trained
 from embark.trainers import open_backend, train
 
@@ -46,9 +45,12 @@ def run(tmp_path_factory) -> str:
     return uri
 
 
-def test_a_delta_has_the_slots_that_changed_and_equals_a_full_export(run, tmp_path):
+def test_a_delta_has_the_slots_that_changed_and_equals_a_full_export(run, tmp_path, capsys):
+    assert embark(["publish", run, "--dry-run", "--json"]) == 0
+    checked = json.loads(capsys.readouterr().out)
     result = publisher.publish(run)
     assert (result.version, result.parent, result.is_current, result.refused) == (2, 1, True, "")
+    assert result.verdict.auc == checked["verdict"]["auc"]
     assert any(name.startswith("user = ") for name in result.verdict.sums)
     whole, delta = open_artifact(export_run(run, str(tmp_path / "full")).uri), open_artifact(result.uri)
     for file in ("id_maps", "weights"):
@@ -72,37 +74,3 @@ def test_the_gate_s_scores_are_the_run_s(run, tmp_path):
         expected = evaluator._held_out._logits[0].sigmoid().numpy()
     assert np.allclose(found.candidate, expected, rtol=0, atol=1e-6)
     assert len(np.unique(found.candidate)) > 20
-
-
-def test_slices_of_lists_overlap_and_those_of_numbers_do_not():
-    lengths = np.array([[1] * 40, [2] * 20 + [0] * 20], np.int32)
-    ids = np.concatenate([np.arange(40) % 4, np.tile([5, 6], 20)]).astype(np.int32)
-    rows = RowsInMemory(Batch(np.arange(40, dtype=np.float32)[:, None], ids, lengths, np.zeros(40, np.float32),
-                              is_fixed=False))
-    spec = resolve({"name": "x", "model": {"num_dense": 1, "tables": [{"name": "a", "rows": 4},
-                                                                     {"name": "b", "rows": 9}]}})
-    of_rows = GateRows(EvaluationRows(rows, spec, "", ""), rows)
-    bounds = PublishSpec(slices=("a", "b", "dense_0"), slice_values=3)
-    found = {one.name: len(one.rows) for one in of_rows.slices(bounds)}
-    assert {name: num for name, num in found.items() if name.startswith("a")} == {
-        "a = id 0": 10, "a = id 1": 10, "a = id 2": 10, "a = other values": 10}
-    assert {name: num for name, num in found.items() if name.startswith("b")} == {
-        "b = id 5": 20, "b = id 6": 20, "b = no value": 20}
-    ranges = [num for name, num in found.items() if name.startswith("dense_0")]
-    assert (len(ranges), sum(ranges)) == (10, 40)
-
-
-@pytest.mark.parametrize("num_rows", [40, 700, 5_000])
-def test_the_rows_of_the_gate_are_spread_over_all_rows(num_rows):
-    class Numbered:
-        num_eval_samples = 1_003
-
-        def eval_rows(self, start, stop):
-            ids = np.arange(start, stop, dtype=np.int32)
-            return Batch(np.zeros((len(ids), 0), np.float32), ids, np.ones((1, len(ids)), np.int32),
-                         (ids % 2).astype(np.float32))
-
-    ids = RowsInMemory.spread(Numbered(), num_rows).batch.ids.tolist()
-    assert len(ids) == len(set(ids))
-    assert 0.9 * min(num_rows, 1_003) <= len(ids) <= num_rows
-    assert (min(ids), max(ids)) == (0, 1_002) or num_rows == 40

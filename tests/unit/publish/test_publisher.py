@@ -50,6 +50,9 @@ def test_a_passed_version_is_current_and_a_refused_one_is_kept(tmp_path, capsys)
     assert (second.version, second.parent, second.is_current) == (2, 1, True)
     run.spoil()
     run.save(scale=0.001)
+    assert embark(["publish", run.uri, "--dry-run"]) == 1
+    assert "refused: all rows: " in capsys.readouterr().out
+    assert len(list_versions(run.to).versions) == 2  # nothing was written
     refused = publisher.publish(run.uri)
     assert (refused.version, refused.is_current) == (3, False)
     assert "the log loss is" in refused.refused
@@ -62,6 +65,7 @@ def test_a_passed_version_is_current_and_a_refused_one_is_kept(tmp_path, capsys)
     run.weights = {name: values + 0 for name, values in find_weights(run, 2).items()}
     good = run.publish()
     assert (good.version, good.parent, good.is_current) == (4, 2, True)
+    assert embark(["publish", run.uri, "--dry-run"]) == 0
     rollback(run.to, 3)  # by hand it can be served
     assert open_artifact(run.to).version == 3
 
@@ -71,8 +75,10 @@ def test_bounds_can_be_set_when_a_run_is_published_and_nothing_else(tmp_path, ca
     run.publish()
     run.spoil()
     run.save(scale=0.001)
+    assert embark(["publish", run.uri, "--dry-run"]) == 1
     loose = [word for name in ("max_auc_drop", "max_loss_increase", "max_calibration_error", "max_auc_shift")
              for word in ("--set", f"publish.{name}=100")]
+    assert embark(["publish", run.uri, "--dry-run", *loose]) == 0
     assert embark(["publish", run.uri, "--set", f"publish.to={tmp_path / 'other'}", *loose]) == 0
     assert current_version(open_versions(str(tmp_path / "other"))) == 1
     capsys.readouterr()

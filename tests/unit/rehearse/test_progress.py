@@ -25,7 +25,6 @@ def test_it_follows_a_run_through_a_loss(tmp_path):
     progress = reader.read()
     assert progress.resumes == [Resume(2, 1)]
     assert (progress.is_done, progress.final_loss, progress.world_sizes) == (True, 0.25, [4, 4])
-    assert progress.evaluated == {"auc": 0.7, "log_loss": 0.3}
 
 
 def test_a_run_that_begins_all_over_lost_every_step(tmp_path):

@@ -66,8 +66,8 @@ def test_after_a_lost_pod_the_run_must_have_resumed():
 
 
 def test_a_fault_that_was_never_done_is_no_rehearsal_of_it():
-    verdict = judge_outcome(case(left=(Fault("lose", 1, 60.0, None, 5.0),)))
-    assert verdict.sentence == "the run ended after 12.0 s, before --lose 1@60s+5s: that fault was not rehearsed"
+    verdict = judge_outcome(case(left=(Fault("lose", 1, 60.0),)))
+    assert verdict.sentence == "the run ended after 12.0 s, before --lose 1@60s: that fault was not rehearsed"
 
 
 def test_a_run_that_was_too_slow_says_how_far_it_came():

@@ -173,18 +173,6 @@ def test_fsx_reads_the_bucket_itself_so_nothing_is_copied():
     assert "create-data-repository-association" in text_of(files, "storage.sh")
 
 
-@pytest.mark.parametrize(("machine", "scheme", "driver"), [
-    ("p4d.24xlarge", "s3", "s3.csi.aws.com"), ("Standard_ND96asr_v4", "az", "blob.csi.azure.com"),
-    ("a2-highgpu-8g", "gs", "gcsfuse.csi.storage.gke.io")])
-def test_a_bucket_can_be_seen_as_a_folder_and_not_written(machine: str, scheme: str, driver: str):
-    files = render_infrastructure(job_of(machine, data=f"{scheme}://clicks/criteo"))
-    volume, claim = yaml.safe_load_all(text_of(files, "bucket_volume.yaml"))
-    assert volume["spec"]["csi"]["driver"] == driver
-    assert "clicks" in json.dumps(volume["spec"]["csi"])
-    assert volume["spec"]["accessModes"] == claim["spec"]["accessModes"] == ["ReadOnlyMany"]
-    assert claim["spec"]["volumeName"] == volume["metadata"]["name"]
-
-
 def test_managed_lustre_on_aks_gets_its_driver(tmp_path):
     def applied(volume: str) -> list[str]:
         files = render_infrastructure(job_of("Standard_ND96asr_v4", volume=volume))

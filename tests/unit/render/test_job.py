@@ -73,7 +73,6 @@ def test_all_mistakes_are_reported_at_once():
     (("place.cloud=aws", "place.target=tpu-vm"), "place.target", "is not a TPU"),
     (("place.cloud=aws", "place.target=vertex", "place.account=p"), "place.target", "no machines of aws"),
     (("place.cloud=gcp", "place.target=vertex"), "place.account", "project"),
-    (("place.cloud=aws", "place.target=compose", "place.nodes=2", "store.root=s3://b/r"), "place.nodes", "one host"),
     (("place.cloud=aws", "data.kind=prepared", "data.path=criteo"), "data.path", "embark data copy criteo s3://BUCKET/"),
     (("place.cloud=aws", "train.warm_start=january@40"), "train.warm_start",
      "embark data copy runs/january s3://BUCKET/runs/january"),

@@ -42,8 +42,6 @@ def place_of(target: str, machine: str, **place) -> dict:
         place["account"] = "my-project"
     if target == "sagemaker":
         place["identity"] = IDENTITY
-    if target == "compose":
-        place["nodes"] = 1
     return {"target": target, **place}
 
 
@@ -62,8 +60,7 @@ PAIR = dict(PAIRS)
 
 
 def documents(files) -> list[dict]:
-    texts = [file.text for file in files if file.path.endswith(".yaml") and file.path not in
-             ("docker-compose.yaml", "vertex_job.yaml")]
+    texts = [file.text for file in files if file.path.endswith(".yaml") and file.path != "vertex_job.yaml"]
     return [document for text in texts for document in documents_of(text)]
 
 
@@ -71,7 +68,7 @@ def documents(files) -> list[dict]:
 def test_every_built_in_object_fits_its_schema(target, machine):
     job = job_of(machine, **place_of(target, machine, spot=True, queue="team", max_hours=2.0))
     found = documents(own_files(job))
-    assert found or target in ("torchx", "vertex", "compose")
+    assert found or target in ("torchx", "vertex")
     for document in found:
         if document["kind"] in BUILT_IN and document["kind"] != "Job":  # which has its own test
             kubernetes_validate.validate(document, "1.36", strict=True)
@@ -93,7 +90,7 @@ def test_the_cloud_is_one_setting_and_all_that_is_written_for_it_is_clean(cloud,
         return
     root = {"aws": "s3://b/runs", "azure": "az://c/runs", "gcp": "gs://b/runs"}[cloud]
     sets = [f"place.cloud={cloud}", f"place.target={target}", f"store.root={root}", "place.storage_account=account1",
-            "place.account=my-project", f"place.nodes={1 if target == 'compose' else 2}",
+            "place.account=my-project", "place.nodes=2",
             *([f"place.identity={IDENTITY}"] if target == "sagemaker" else [])]
     files = render(make_job(load_spec("quickstart", sets), load_catalog()))
     texts = {file.path: file.text for file in files if kind_of(Path(file.path), file.text[:200].encode())}
@@ -119,7 +116,7 @@ def test_clouds_differ_only_where_they_do():
     assert messages[0] == messages[1] == messages[2]
 
 
-@pytest.mark.parametrize("target", [t for t in TARGETS if t not in ("compose", *SERVE_TARGETS)])
+@pytest.mark.parametrize("target", [t for t in TARGETS if t not in SERVE_TARGETS])
 def test_another_number_of_nodes_changes_every_file_that_counts(target):
     def texts(nodes: int) -> dict[str, str]:
         job = job_of("a3-megagpu-8g", **place_of(target, "a3-megagpu-8g", nodes=nodes, queue="team"))
@@ -196,8 +193,7 @@ def test_hostile_words_are_refused_or_quoted(name, label, root, table, target):
         "name": name, "data": {"label": label},
         "model": {"tables": [{"name": table or "t", "rows": 10}]},
         "train": {"batch_size": 64},
-        "place": {"machine": "a3-megagpu-8g", "target": target, "account": "my-project",
-                  "nodes": 1 if target == "compose" else 2},
+        "place": {"machine": "a3-megagpu-8g", "target": target, "account": "my-project", "nodes": 2},
         "store": {"root": f"gs://bucket/{root}"},
     }
     try:

@@ -265,7 +265,7 @@ def test_words_where_a_list_belongs_are_shown_as_the_list():
                            """--set 'data.prepare.column_names=["user", "item"]'""")
 
 
-@pytest.mark.parametrize("target", ["jobset", "trainjob", "ray", "torchx", "vertex", "tpu-vm", "compose"])
+@pytest.mark.parametrize("target", ["jobset", "trainjob", "ray", "torchx", "vertex", "tpu-vm"])
 def test_targets_with_fixed_machines_refuse_a_range_of_nodes(target):
     with pytest.raises(SpecError) as caught:
         resolve({"place": {"nodes": {"min": 2, "max": 3}, "target": target}, "train": {"batch_size": 48}})

@@ -59,7 +59,7 @@ def test_a_missing_file_is_named_with_the_folder_it_was_looked_for_in(folder):
 
 
 def test_a_spec_copied_beside_its_rendered_files_still_names_the_same_data(folder, monkeypatch):
-    place = ["--set", "place.cloud=gcp", "--set", "place.target=compose", "--set", "model.num_dense=0",
+    place = ["--set", "place.target=serve", "--set", "serve.artifact=gs://bucket/model", "--set", "model.num_dense=0",
              "--set", "model.num_tables=1"]
     assert run(["render", "project/run.toml", *place, "--out", "deploy/x"]) == ExitCode.DONE
     copied = load_spec("deploy/x/run.toml").data

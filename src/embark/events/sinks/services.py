@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import threading
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from importlib.util import find_spec
@@ -197,7 +197,7 @@ class Otlp:
         self._meter = self._provider.get_meter(OTLP_SERVICE)
         self._exporter = OTLPMetricExporter()
         self._instruments: dict[str, Any] = {}
-        self._counts: Counter[str] = Counter()
+        self._counts: defaultdict[str, float] = defaultdict(float)
 
     def send(self, readings: Sequence[Reading]) -> None:
         from opentelemetry.sdk.metrics.export import MetricExportResult

@@ -1,6 +1,7 @@
 """The curves for TensorBoard."""
 
 import os
+import struct
 import time
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,13 @@ class TensorBoardSink:
     """Scalars named for the list of metrics, such as `train/loss`, `eval/auc` and `ranks/cpu_percent/<host>`, in one
     event file, flushed point by point.
 
-    Messages and records are TensorBoard's, the file is ours: its `EventFileWriter` writes from a thread, so a killed
-    run would lose its last points.
+    The messages are TensorBoard's, the file is ours: its `EventFileWriter` writes from a thread, so a killed run loses
+    its last points, and its `RecordWriter` imports boto3 and fsspec where they are installed.
     """
 
     def __init__(self, directory: Path) -> None:
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError as error:
             raise MissingPackage(
                 "TensorBoard curves need the tensorboard package, which is not installed",
@@ -36,7 +36,7 @@ class TensorBoardSink:
         directory.mkdir(parents=True, exist_ok=True)
         # TensorBoard reads a directory's files in the order of their names: the time comes first.
         name = f"events.out.tfevents.{time.time():017.6f}.{os.uname().nodename}.{os.getpid()}"
-        self._records: Any = RecordWriter(ResilientFile(directory / name, "wb"))
+        self._records = ResilientFile(directory / name, "wb")
         self._write(event_pb2.Event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def emit(self, event: Event) -> None:
@@ -64,7 +64,7 @@ class TensorBoardSink:
         self._write(self._events.Event(wall_time=event.time_s, step=step, session_log=log))
 
     def _write(self, message: Any) -> None:
-        self._records.write(message.SerializeToString())
+        self._records.write(record_of(message.SerializeToString()))
         self._records.flush()
 
 
@@ -73,3 +73,26 @@ def tag_of(kind: str, reading: Reading) -> str:
     own = [value for name, value in reading.labels if name != "split"]
     return "/".join([GROUPS[kind], reading.metric.name, *own])
 
+
+def record_of(data: bytes) -> bytes:
+    """Make a TFRecord: the length of the data and the data, each with its checksum."""
+    length = struct.pack("<Q", len(data))
+    return b"".join([length, masked_crc32c(length), data, masked_crc32c(data)])
+
+
+def masked_crc32c(data: bytes) -> bytes:
+    """Return the CRC-32C, rotated and shifted for TFRecords."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc = CRC32C[(crc ^ byte) & 0xFF] ^ (crc >> 8)
+    crc ^= 0xFFFFFFFF
+    return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+
+def _crc32c_of(byte: int) -> int:
+    for _ in range(8):
+        byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
+    return byte
+
+
+CRC32C = tuple(_crc32c_of(byte) for byte in range(256))

@@ -152,7 +152,8 @@ class TerminalView:
                 self._print(part)
         self._print(Text(""))
         self._print(Text.assemble("  ", sentence))
-        for line in filter(None, (summary.work(history), summary.costs(history))):
+        lines = summary.work(history), summary.costs(history), summary.predicted_and_actual(history)
+        for line in filter(None, lines):
             self._print(Text(f"  {line}"))
         for one in history.quality.findings():
             self._say("look at", f"{one.cause} Next: {one.fix}.", "yellow")

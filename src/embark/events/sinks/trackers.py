@@ -45,8 +45,7 @@ class TrackedRun:
 
     @property
     def config(self) -> dict[str, Any]:
-        config: dict[str, Any] = _without_secrets(self.spec)
-        return config
+        return dict(_without_secrets(self.spec))
 
     def find_or_make_id(self) -> str:
         """Return the id of the run, which is the same for every start."""
@@ -94,11 +93,11 @@ class Points(NewestReadings):
 def tracker_sink(name: Literal["wandb", "mlflow"], run: TrackedRun, every_s: float) -> SendingSink:
     """Open W&B or MLflow; server, project and credentials are those of WANDB_API_KEY, WANDB_ENTITY, WANDB_BASE_URL,
     WANDB_MODE and netrc, or of MLFLOW_TRACKING_URI, MLFLOW_TRACKING_TOKEN and their like."""
-    title, package, make = {"wandb": ("W&B", "wandb", Wandb), "mlflow": ("MLflow", "mlflow-skinny", Mlflow)}[name]
+    title, package = {"wandb": ("W&B", "wandb"), "mlflow": ("MLflow", "mlflow-skinny")}[name]
     require_packages(f"{title} needs the {package} package, which is not installed", name, name)
     run.find_or_make_id()
     points = Points()
-    return SendingSink(title, lambda: make(run, points), every_s, points)
+    return SendingSink(title, lambda: Wandb(run, points) if name == "wandb" else Mlflow(run, points), every_s, points)
 
 
 class Wandb:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from embark.kubernetes.pods import embark_words
 from embark.kubernetes.yaml_nodes import Node
 from embark.lint.edits import set_key, set_scalar
 from embark.lint.manifests import Manifests
@@ -19,14 +20,14 @@ def followers(manifests: Manifests) -> Iterator[tuple[Container, PodTemplate]]:
     """Yield containers that run `embark follow` or `embark publish --watch`, of which there may be one each."""
     for pod in manifests.pods:
         for container in pod.containers:
-            words = _embark_words(container)
+            words = embark_words(container.argv)
             if words[:1] == ["follow"] or (words[:1] == ["publish"] and "--watch" in words):
                 yield container, pod
 
 
 def two_trainers_of_a_stream(follower: Container, pod: PodTemplate, manifests: Manifests) -> Hits:
     """Several may run at a time: by replicas, by an autoscaler, or while one is replaced."""
-    name, spec = _embark_words(follower)[0], pod.document["spec"]
+    name, spec = embark_words(follower.argv)[0], pod.document["spec"]
     field = "parallelism" if pod.kind == "Job" else "replicas"
     replicas = spec[field]
     if replicas.integer is not None and replicas.integer > 1:
@@ -69,7 +70,7 @@ def _published(manifests: Manifests) -> Iterator[str]:
     """Yield the URIs that the publishers publish to, as far as the files say."""
     specs = [spec for document in manifests.of_kind("ConfigMap") for _, spec in _specs(document)]
     for container, _ in followers(manifests):
-        words = _embark_words(container)
+        words = embark_words(container.argv)
         if words[0] != "publish":
             continue
         if "--to" in words[:-1]:
@@ -101,11 +102,3 @@ def _specs(document: Document) -> Iterator[tuple[Node, RunSpec]]:
     for name in data.names if document.kind == "ConfigMap" else ():
         if name.endswith(".toml") and (spec := parse_spec(data[name].text)) is not None:
             yield data[name], spec
-
-
-def _embark_words(container: Container) -> list[str]:
-    """Return the words behind `embark` in its command."""
-    words = container.argv
-    at = next((i for i, word in enumerate(words) if word.rpartition("/")[2] == "embark"), None)
-    return [] if at is None else words[at + 1 :]
-

@@ -11,7 +11,7 @@ from embark.kubernetes.names import GKE_ACCELERATOR, SPOT_LABELS
 from embark.kubernetes.objects import quantity
 from embark.kubernetes.pods import DEFAULT_GRACE_S, NVIDIA_GPU
 from embark.kubernetes.yaml_nodes import Node
-from embark.lint.edits import add_key, replace_within, set_key, set_scalar
+from embark.lint.edits import replace_within, set_key, set_scalar
 from embark.lint.manifests import Manifests, TrainingJob
 from embark.lint.pods import SHELLS, Container, PodTemplate
 from embark.lint.read import Document, PythonFile
@@ -58,7 +58,7 @@ def replaced_while_terminating(job: TrainingJob) -> Hits:
 
 def never_cleaned_up(job: TrainingJob) -> Hits:
     if not job.spec["ttlSecondsAfterFinished"]:
-        yield Hit(job.document, edits=add_key(job.spec, "ttlSecondsAfterFinished: 86400"))
+        yield Hit(job.document, edits=set_key(job.spec, "ttlSecondsAfterFinished", "86400"))
 
 
 def stop_counts_as_success(manifests: Manifests) -> Hits:

@@ -1,6 +1,5 @@
 """EMB2xx: what Kubeflow's operators and TorchX do with a file."""
 
-import ast
 import re
 from collections.abc import Iterator
 
@@ -8,7 +7,7 @@ from embark.lint.edits import set_scalar
 from embark.lint.manifests import Manifests, TrainingJob
 from embark.lint.pods import PodTemplate, patches
 from embark.lint.read import Document
-from embark.lint.rule import Hit, Hits, Located
+from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
 from embark.spec import parse_spec
 
@@ -121,29 +120,6 @@ def old_trainer_api(document: Document) -> Hits:
     if node and node.text != "trainer.kubeflow.org/v1alpha1":
         yield Hit(node, f"{node.text} is served by no Trainer of today",
                   edits=set_scalar(node, "trainer.kubeflow.org/v1alpha1"))
-
-
-def torchx_takes_the_whole_node(manifests: Manifests) -> Hits:
-    requests: list[tuple[Located, dict[str, str]]] = []
-    for command in torchx_runs(manifests):
-        machine = manifests.machine((command.flag("-h", "--h") or "").removeprefix("aws_"))
-        whole = {"gpu": f"{machine.gpus_per_host}", "cpu": f"{machine.vcpus:g}"} if machine else {}
-        flags = {name: command.flag(f"--{name}") or "" for name in ("gpu", "cpu", "memMB")}
-        requests.append((command.value_location("--cpu", "-h"), flags if flags["cpu"] else whole))
-    for file in manifests.files.pythons:
-        requests += [(file.location(call), {key.arg or "": ast.unparse(key.value).replace("_", "")
-                                            for key in call.keywords}) for call in file.calls("Resource")]
-    for where, request in requests:
-        gpus, cpus, mem_mb = (int(text) if (text := request.get(name, "")).isdigit() else 0
-                              for name in ("gpu", "cpu", "memMB"))
-        machines = [one for one in manifests.catalog.machines.values() if one.gpus_per_host == gpus]
-        machines = [one for one in machines if one.vcpus == cpus] or machines
-        if cpus and machines and not any((one.allocatable_vcpus or 0) >= cpus and
-                                         (one.allocatable_gib or 0) >= mem_mb / 1024 for one in machines):
-            one = machines[0]
-            cpu, gib = int((one.allocatable_vcpus or 0) * 0.95), int((one.allocatable_gib or 0) * 0.95)
-            yield Hit(where, f"{cpus} vCPUs and {mem_mb:,} MB are more than {one.name} has for pods",
-                      f"on {one.name}: --cpu {cpu} --memMB {gib * 1024}")
 
 
 def torchx_workspace(torchx: Command) -> Hits:

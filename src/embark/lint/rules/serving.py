@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from embark.kubernetes.objects import quantity
-from embark.kubernetes.pods import DEFAULT_GRACE_S
+from embark.kubernetes.pods import DEFAULT_GRACE_S, embark_words
 from embark.kubernetes.yaml_nodes import NOTHING, Node
 from embark.lint.edits import set_key
 from embark.lint.manifests import Manifests
@@ -24,8 +24,7 @@ def servers(manifests: Manifests) -> Iterator[tuple[Container, PodTemplate]]:
     """Yield containers that run `embark serve`."""
     for pod in manifests.pods:
         for container in pod.containers:
-            words = container.argv
-            if "serve" in words[1:] and any(word.rpartition("/")[2] == "embark" for word in words):
+            if embark_words(container.argv)[:1] == ["serve"]:
                 yield container, pod
 
 

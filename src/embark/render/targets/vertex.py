@@ -1,6 +1,5 @@
-"""Vertex AI: the run as a CustomJob, for its Python SDK and for gcloud."""
+"""Vertex AI: the run as a CustomJob, for gcloud."""
 
-import re
 import shlex
 from typing import Any
 
@@ -9,7 +8,7 @@ from embark.render.command import SPEC_VARIABLE, WRITE_SPEC, WRITTEN_SPEC_PATH, 
 from embark.render.folder import File
 from embark.render.job import PORT, Job
 from embark.render.settings import settings_of
-from embark.render.shell_text import python_text, script_file
+from embark.render.shell_text import script_file
 from embark.render.yaml_text import note, yaml_text
 
 BOOT_DISK_GB = 200
@@ -27,7 +26,6 @@ def render_vertex(job: Job) -> list[File]:
         File("vertex_job.yaml", yaml_text([custom_job_spec(job)], about=f"{about} vertex_job.sh submits it.")),
         script_file("vertex_job.sh", "vertex_job.sh.j2", job,
                     about=f"{about} It needs gcloud, and roles/aiplatform.user."),
-        File("vertex_job.py", _python(job, about)),
     ]
 
 
@@ -97,26 +95,6 @@ def _environment(job: Job) -> dict[str, str]:
     # Vertex AI brings the fabric's plugin and its settings itself.
     env = {setting.name: setting.value for setting in settings_of(job, is_pod=False, has_fabric=False)}
     return {**env, SPEC_VARIABLE: encoded_spec(job)}
-
-
-def _python(job: Job, about: str) -> str:
-    location, place = job.location, job.place
-    values = {
-        "PROJECT": place.account, "REGION": location.region, "NAME": job.name,
-        "STAGING_BUCKET": "/".join(job.spec.store.root.split("/")[:3]),
-        "SERVICE_ACCOUNT": place.identity or None, "IS_SPOT": job.is_spot,
-        "TIMEOUT_S": None if place.max_hours is None else max(1, round(place.max_hours * 3600)),
-        "WORKER_POOLS": _snake(worker_pools(job)),
-    }
-    about += " pip install google-cloud-aiplatform; python vertex_job.py"
-    return python_text("vertex_job.py.j2", values, about=about)
-
-
-def _snake(value: Any) -> Any:
-    """gcloud's camelCase as the Python SDK has it."""
-    if isinstance(value, dict):
-        return {re.sub(r"([A-Z])", r"_\1", key).lower(): _snake(inner) for key, inner in value.items()}
-    return [_snake(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _refused(job: Job, what: str, fix: str) -> SpecError:

@@ -16,6 +16,7 @@ ACCOUNT = {"environmentName": "AzureCloud", "id": "00000000-0000-0000-0000-00000
            "name": "Research", "state": "Enabled", "tenantId": "t", "user": {"name": "ann@example.com", "type": "user"}}
 SKU = {"name": "Standard_ND96asr_v4", "resourceType": "virtualMachines", "restrictions": [],
        "locationInfo": [{"location": "eastus", "zones": ["2", "1"], "zoneDetails": []}]}
+BUDGET = {"name": "embark-quickstart", "amount": 500.0, "currentSpend": {"amount": 120.5, "unit": "USD"}}
 
 
 def usage(name: str, used: int, limit: int) -> dict[str, Any]:
@@ -29,7 +30,8 @@ USAGE = [usage("cores", 100, 1000), usage("lowPriorityCores", 0, 96), usage("Sta
 
 
 def answers(**other: object) -> dict[str, object]:
-    return {"account show": ACCOUNT, "vm list-usage": USAGE, "vm list-skus": [SKU], **other}
+    return {"account show": ACCOUNT, "vm list-usage": USAGE, "vm list-skus": [SKU], "consumption budget list": [BUDGET],
+            **other}
 
 
 def checks_of(*sets: str) -> dict[str, Check]:
@@ -44,10 +46,11 @@ def test_a_subscription_that_may_start_the_machines(cli):
     cli("az", answers())
     found = checks_of()
     assert {name: check.verdict for name, check in found.items()} == {
-        "account": "ok", FAMILY: "ok", "quota Total Regional vCPUs": "ok", "machine offered": "ok"}
+        "account": "ok", FAMILY: "ok", "quota Total Regional vCPUs": "ok", "machine offered": "ok", "budgets": "ok"}
     assert found["account"].found == f"Research ({ACCOUNT['id']}) as ann@example.com"
     assert found[FAMILY].found == "192 vCPUs, 96 in use; the run takes 96"
     assert found["machine offered"].found == "Standard_ND96asr_v4 in eastus, zones 1, 2"
+    assert found["budgets"].found == "embark-quickstart: 120 of 500"
 
 
 @pytest.mark.parametrize("name", ["standardNDASv4_A100Family", "standard NDASv4_A100 Family"])
@@ -93,6 +96,14 @@ def test_a_machine_that_is_not_sold_to_the_subscription_is_wrong(cli):
 def test_a_region_without_the_machine_is_wrong(cli):
     cli("az", answers(**{"vm list-skus": []}))
     assert checks_of()["machine offered"].verdict == "wrong"
+
+
+@pytest.mark.parametrize(("budgets", "verdict"), [
+    ([], "warning"), ([{**BUDGET, "currentSpend": {"amount": 500.0}}], "warning"), ([BUDGET], "ok"),
+])
+def test_budgets(cli, budgets: list[object], verdict: str):
+    cli("az", answers(**{"consumption budget list": budgets}))
+    assert checks_of()["budgets"].verdict == verdict
 
 
 def test_another_subscription_than_the_spec_names_is_wrong(cli):

@@ -17,13 +17,14 @@ ZONES = [{"name": "a3-highgpu-8g", "zone": "https://www.googleapis.com/compute/v
          {"name": "a3-highgpu-8g", "zone": "us-central1-a"}]
 BILLING = {"billingAccountName": "billingAccounts/01ABCD-234567-89EF01", "billingEnabled": True,
            "name": "projects/research/billingInfo", "projectId": "research"}
+BUDGETS = [{"displayName": "embark", "name": "billingAccounts/x/budgets/1"}]
 
 
 def answers(**other: object) -> dict[str, object]:
     return {"auth list": [{"account": "ann@example.com", "status": "ACTIVE"}],
             "config list core/project": {"core": {"project": "research"}}, "compute regions describe": REGION,
             "compute project-info describe": PROJECT, "compute machine-types list": ZONES,
-            "billing projects describe": BILLING, **other}
+            "billing projects describe": BILLING, "billing budgets list": BUDGETS, **other}
 
 
 def checks_of(*sets: str, machine: str = "a3-highgpu-8g") -> dict[str, Check]:
@@ -35,7 +36,8 @@ def test_a_project_that_may_start_the_machine(cli):
     cli("gcloud", answers())
     found = checks_of()
     assert {name: check.verdict for name, check in found.items()} == {
-        "account": "ok", "quota NVIDIA_H100_GPUS": "ok", "quota GPUS_ALL_REGIONS": "ok", "machine offered": "ok"}
+        "account": "ok", "quota NVIDIA_H100_GPUS": "ok", "quota GPUS_ALL_REGIONS": "ok", "machine offered": "ok",
+        "budgets": "ok"}
     assert found["account"].found == "project research as ann@example.com"
     assert found["quota NVIDIA_H100_GPUS"].found == "16 GPUs, 8 in use; the run takes 8"
     assert found["machine offered"].found == "a3-highgpu-8g in us-central1-a, us-central1-c"
@@ -122,6 +124,11 @@ def test_a_tpu_without_a_machine_type_is_looked_up_as_an_accelerator(cli):
 def test_a_project_that_nobody_pays_for_is_wrong(cli):
     cli("gcloud", answers(**{"billing projects describe": {"billingEnabled": False, "billingAccountName": ""}}))
     assert checks_of()["billing"].verdict == "wrong"
+
+
+def test_no_budget_is_a_warning(cli):
+    cli("gcloud", answers(**{"billing budgets list": []}))
+    assert checks_of()["budgets"].verdict == "warning"
 
 
 def test_no_project_is_wrong_and_nothing_more_is_asked(cli):

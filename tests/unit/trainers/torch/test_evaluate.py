@@ -13,11 +13,15 @@ import pyarrow.csv
 import pyarrow.parquet
 import pytest
 
-from embark import evaluate
+from embark import evaluate, feature_importance
 from embark.__main__ import run as embark
+from embark.data.evaluation_rows import open_rows
+from embark.data.permuted_rows import RowsInMemory
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.errors import DataError, UserError
+from embark.run.feature_metrics import feature_names, slices_of
 from embark.spec import resolve
+from embark.store.checkpoint_inspect import find_trained
 from embark.trainers import train
 
 METRICS = ("auc", "log_loss", "normalized_entropy", "calibration", "num_samples")
@@ -165,6 +169,48 @@ def test_an_id_map_that_was_changed_is_refused(trained, tmp_path):
         ids.write_bytes(saved)
 
 
+def test_the_deciding_feature_comes_first_and_noise_includes_0(trained):
+    folder, _ = trained
+    found = feature_importance(str(folder / "bought"))
+    first, rest = found.features[0], found.features[1:]
+    assert first.feature == "likes it"
+    assert first.table == "likes_it"
+    assert first.log_loss_increase.low > 0.1
+    assert first.auc_drop.low > 0.1
+    assert {one.feature: one.kind for one in rest} == {
+        "city": "sparse", "noise": "sparse", "tags": "sparse", "age": "dense"}
+    by_name = {one.feature: one for one in rest}
+    assert by_name["noise"].log_loss_increase.includes_zero
+    assert by_name["noise"].auc_drop.includes_zero
+
+
+def test_importance_takes_the_given_rows_and_refuses_too_few(trained):
+    folder, _ = trained
+    few = feature_importance(str(folder / "bought"), rows=300)
+    assert few.num_samples == 300
+    assert few == feature_importance(str(folder / "bought"), rows=300)
+    with pytest.raises(DataError, match="too few rows"):
+        feature_importance(str(folder / "bought"), rows=8)
+
+
+def test_slices_of_lists_overlap_and_of_numbers_and_missing_values_do_not(trained):
+    folder, _ = trained
+    run = find_trained(str(folder / "bought"), None)
+    with open_rows(run.spec, run.fingerprint, "", "") as opened:
+        rows = RowsInMemory(opened.source.eval_rows(0, opened.source.num_eval_samples))
+        by_column = {column: slices_of(rows, opened, number, 2 if column == "city" else 20)
+                     for number, (column, _, _) in enumerate(feature_names(opened))}
+    sizes = {column: sum(len(part.samples) for part in parts) for column, parts in by_column.items()}
+    labels = {column: [part.label for part in parts] for column, parts in by_column.items()}
+    assert {*labels["likes it"]} == {"no", "maybe", "yes"}
+    assert {*labels["tags"]} == {"a", "b", "c"}
+    assert sizes["tags"] > rows.num_eval_samples
+    assert labels["city"][-1] == "other values"
+    assert "missing, rare or unseen" in labels["city"]
+    assert sizes["likes it"] == sizes["city"] == sizes["age"] == rows.num_eval_samples
+    assert len(by_column["age"]) == 10
+
+
 def test_the_command_says_which_rows_and_which_step_in_text_and_json(trained, capsys):
     folder, ended = trained
     assert embark(["evaluate", str(folder / "bought"), "--split", "train"]) == 0
@@ -174,6 +220,12 @@ def test_the_command_says_which_rows_and_which_step_in_text_and_json(trained, ca
     assert "trained on these rows" in text
     assert embark(["evaluate", str(folder / "bought"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["auc"] == ended["auc"]
+    assert embark(["evaluate", str(folder / "bought"), "--rows", "9"]) == 64
+    assert "--rows needs --importance" in capsys.readouterr().err
+    assert embark(["evaluate", str(folder / "bought"), "--importance", "--rows", "600"]) == 0
+    shown = capsys.readouterr().out
+    assert "Student's t" in shown
+    assert "likes it" in shown
 
 
 @pytest.mark.parametrize("kind", ["synthetic", "columns"])

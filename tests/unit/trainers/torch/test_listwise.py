@@ -14,7 +14,7 @@ from embark import export_run, score_file
 from embark.data import open_source, resolve_from_data
 from embark.errors import DataError, SpecError, UserError
 from embark.spec.tasks import Task
-from embark.trainers import evaluate
+from embark.trainers import evaluate, feature_importance
 from embark.trainers.torch.task_metrics import TaskHeldOut, TaskLoss, TaskWindow
 
 LISTS = Task(name="chosen", loss="listwise", list_size=4, k=2)
@@ -104,6 +104,8 @@ def test_a_ranking_is_learned_and_scores_of_rows_sort_their_list(train_tiny, tin
     score_file(export_run(run.values["run_dir"], str(tmp_path / "models")).uri, str(rows), tmp_path / "s.parquet")
     scores = pq.read_table(tmp_path / "s.parquet").column("chosen").to_numpy()
     assert np.argsort(-scores).tolist() == [1, 3, 0, 2]
+    with pytest.raises(UserError, match="has a task over lists of rows"):
+        feature_importance(run.values["run_dir"])
 
 
 def test_what_cannot_keep_lists_whole_is_refused(tiny, tmp_path):

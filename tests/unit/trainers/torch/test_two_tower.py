@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
+from embark.errors import UserError
 from embark.model.engine_selection import cuda_graph_obstacle
 from embark.model.work import dense_work_of
 from embark.plan.predict import predict_local
 from embark.spec import resolve
-from embark.trainers import evaluate, train
+from embark.trainers import evaluate, feature_importance, train
 from embark.trainers.torch.networks import dense_network
 from embark.trainers.torch.two_tower import exact_search
 
@@ -71,6 +72,8 @@ def test_it_learns_and_a_resumed_run_is_bit_for_bit_the_undisturbed_one(spec):
     again = evaluate(whole["run_dir"])
     assert again.ranking is not None
     assert again.ranking["ndcg_at_k"] == whole["ndcg_at_k"]
+    with pytest.raises(UserError, match="retrieval model"):
+        feature_importance(whole["run_dir"])
 
 
 def test_items_that_a_user_has_are_not_searched_for_again(spec):

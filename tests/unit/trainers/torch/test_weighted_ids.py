@@ -9,7 +9,7 @@ import pytest
 
 from embark.data import Batch, open_source, resolve_from_data
 from embark.data.loader import pooling_weights
-from embark.data.rows_in_memory import RowsInMemory
+from embark.data.permuted_rows import RowsInMemory
 from embark.errors import DataError, SpecError, UserError
 from embark.spec import Table, resolve
 
@@ -86,7 +86,10 @@ def test_synthetic_weights_belong_to_their_sample(train_tiny, tiny):
     assert all_rows.weights is not None
     assert all_rows.weights.min() > 0
     assert all_rows.weights.max() == 1
-    assert some.weights.tolist() == RowsInMemory(all_rows).eval_rows(10, 20).weights.tolist()
+    taken = RowsInMemory(all_rows).taken(np.arange(10, 20)).batch
+    assert taken.weights.tolist() == some.weights.tolist() == RowsInMemory(all_rows).eval_rows(10, 20).weights.tolist()
+    turned = RowsInMemory(some).permuted(0, np.arange(10)[::-1]).permuted(0, np.arange(10)[::-1]).batch
+    assert turned.weights.tolist() == some.weights.tolist()
     filled_up = some.take(np.minimum(np.arange(13), len(some.label) - 1))
     assert len(filled_up.weights) == len(filled_up.ids)
     with pytest.raises(UserError, match="the ids of seen have weights"):

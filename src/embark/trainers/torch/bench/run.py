@@ -1,17 +1,20 @@
-"""Times the contenders one after the other, each alone on the device, and measures what the device moves and
-computes."""
+"""Times the contenders one after the other, each alone on the device, and computes the least that a step must take, by
+what it moves and computes and what this card moved and computed a moment ago."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from embark.data import Batch, SampleSource, open_source, resolve_from_data
 from embark.errors import UserError
+from embark.model.placement import value_bytes
+from embark.model.work import layers_of
 from embark.spec import RunSpec
 from embark.spec.train import with_train_defaults
-from embark.trainers.bench import BenchResult, Contender, first_batches, time_contender
+from embark.trainers.bench import BenchResult, Ceiling, Contender, first_batches, time_contender
 from embark.trainers.torch.bench.contenders import Embark, Stock
 from embark.trainers.torch.trainer import precision_on, set_matmul_precision
 from embark.trainers.torch.world import World, join
@@ -40,7 +43,9 @@ def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str
             progress(rows[-1].name)
         ours = next(row for row in rows if row.name.startswith("Embark"))
         rows = [replace(row, ratio=ours.samples_per_s / row.samples_per_s) for row in rows]
-        return BenchResult(size, world.device_name, f"torch {torch.__version__}", rows)
+        ceiling = None if spec.model.is_custom else \
+            roofline(spec, batches[:4], precision, world.device, ours.samples_per_s)
+        return BenchResult(size, world.device_name, f"torch {torch.__version__}", rows, ceiling)
 
 
 def _contenders(
@@ -58,6 +63,46 @@ def _contenders(
     yield lambda: Embark(spec, world, source, len(batches))
     if spec.data.kind == "prepared":
         yield lambda: Embark(spec, world, source)
+
+
+def roofline(
+    spec: RunSpec, batches: Sequence[Batch], precision: str, device: torch.device, samples_per_s: float
+) -> Ceiling:
+    """Count the bytes and operations of a step and measure the card.
+
+    Nothing is counted twice that a perfect cache could keep, and no step can be shorter, were moving and computing
+    always at the same time. `samples_per_s` is what Embark reaches.
+    """
+    size, batch_size, layers = value_bytes(precision), spec.train.batch_size, layers_of(spec.model)
+    pairs = layers.num_vectors * (layers.num_vectors - 1) / 2
+    flops = 6.0 * batch_size * (sum(layer.num_weights for layer in layers.all) + pairs * layers.dim)
+    # Every layer's output written and read, its gradient written and read; the input.
+    widths = sum(layer.num_out for layer in layers.all) + (layers.middle_width if layers.num_vectors else 0)
+    dense_bytes = batch_size * (4.0 * size * widths + 4 * (spec.model.num_dense + 1))
+    num_bytes, bytes_per_s = _table_bytes(spec, batches, size) + dense_bytes, bandwidth(device)
+    flops_per_s = matrix_rate(device, precision)
+    floor_s = max(num_bytes / bytes_per_s, flops / flops_per_s)
+    return Ceiling(
+        samples_per_s=batch_size / floor_s, step_ms=floor_s * 1e3, share=floor_s * samples_per_s / batch_size,
+        bytes_per_step=num_bytes, flops_per_step=flops, bytes_per_s=bytes_per_s, flops_per_s=flops_per_s,
+    )
+
+
+def _table_bytes(spec: RunSpec, batches: Sequence[Batch], size: int) -> float:
+    """Count touched rows read for the lookup, read and written for the update, with their state; pooled rows in both
+    directions; and ids."""
+    total = 0.0
+    state = {"sgd": 0.0, "rowwise_adagrad": 2 * 4.0}.get(spec.train.optimizer)
+    for batch in batches:
+        start = 0
+        for table, lengths in zip(spec.model.table_list(), batch.lengths, strict=True):
+            count = int(lengths.sum())
+            ids = batch.ids[start : start + count]
+            start += count
+            rows, width = len(np.unique(ids)), table.dim or 0
+            total += rows * (3 * 4 * width + (2 * 4 * width if state is None else state))
+            total += 4 * spec.train.batch_size * width * size + 4 * count
+    return total / len(batches)
 
 
 def bandwidth(device: torch.device) -> float:

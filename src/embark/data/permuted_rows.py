@@ -1,0 +1,69 @@
+"""Samples in memory, for measuring what a model loses when a feature no longer belongs to its sample."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from embark.data.loader import Batch, SampleSource
+from embark.features.arrays import Int32s, Int64s, ragged_positions
+
+_CHUNK_ROWS = 128
+
+
+class RowsInMemory:
+    """Some of a source's held-out samples; a feature may be replaced by that of other samples."""
+
+    notes: tuple[str, ...] = ()
+    num_train_samples = 0
+
+    def __init__(self, batch: Batch) -> None:
+        self.batch = replace(batch, best_probability=None)
+        self.num_eval_samples = len(batch.label)
+        self._starts = batch.starts()
+
+    @staticmethod
+    def folds(source: SampleSource, num_rows: int, num_folds: int) -> list[RowsInMemory]:
+        """Deal at most `num_rows` samples to folds of one size, in chunks spread evenly over the source."""
+        per_fold = min(num_rows, source.num_eval_samples) // num_folds
+        if not per_fold:
+            return []
+        chunks_per_fold = -(-per_fold // _CHUNK_ROWS)
+        size, num_chunks = per_fold // chunks_per_fold, chunks_per_fold * num_folds
+        starts = [i * (source.num_eval_samples - size) // max(1, num_chunks - 1) for i in range(num_chunks)]
+        return [RowsInMemory(Batch.join([source.eval_rows(start, start + size) for start in starts[fold::num_folds]]))
+                for fold in range(num_folds)]
+
+    def permuted(self, feature: int, order: Int64s) -> RowsInMemory:
+        """Return the samples with the values of a feature in another order. The sparse features come first, then the
+        dense ones."""
+        batch = self.batch
+        if (column := feature - len(batch.lengths)) >= 0:
+            dense = batch.dense.copy()
+            dense[:, column] = dense[order, column]
+            return RowsInMemory(replace(batch, dense=dense))
+        rows = np.broadcast_to(np.arange(len(order)), batch.lengths.shape).copy()
+        rows[feature] = order
+        lengths = np.take_along_axis(batch.lengths, rows, axis=1)
+        at = ragged_positions(np.take_along_axis(self._starts, rows, axis=1), lengths)
+        weights = None if batch.weights is None else batch.weights[at]
+        return RowsInMemory(replace(batch, ids=batch.ids[at], lengths=lengths, weights=weights))
+
+    def taken(self, samples: Int64s) -> RowsInMemory:
+        """Return these samples alone, in this order."""
+        return RowsInMemory(self.batch.take(samples, self._starts))
+
+    def ids_of(self, feature: int) -> tuple[Int32s, Int64s]:
+        """Return all ids of a sparse feature, and the sample of each."""
+        ids = self.batch.by_feature(self.batch.ids)[feature]
+        return ids, np.repeat(np.arange(self.num_eval_samples), self.batch.lengths[feature])
+
+    def fingerprint(self) -> str:
+        return ""
+
+    def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
+        raise NotImplementedError("there is nothing to train on")
+
+    def eval_rows(self, start: int, stop: int) -> Batch:
+        return self.batch.take(np.arange(start, stop), self._starts)
