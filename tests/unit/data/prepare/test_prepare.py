@@ -195,8 +195,8 @@ def test_bad_rows_are_reported_by_line_and_too_many_leave_no_manifest(
 
 def test_empty_files_and_files_without_rows_are_refused(criteo, make_spec, inputs, tmp_path):
     (tmp_path / "day_0").write_bytes(b"")
-    with pytest.raises(DataError, match="day_0: the file is empty"):
-        run(make_spec(), criteo.schema(), inputs, "day_0", tmp_path / "out")
+    with pytest.raises(DataError, match="day_0: has no rows"):
+        run(make_spec(), criteo.schema(), inputs, "day_0", tmp_path / "empty")
     (tmp_path / "day_0").write_bytes(b"\n\n\n")
     with pytest.raises(DataError, match="3 of 3 rows cannot be read"):
         run(make_spec(), criteo.schema(), inputs, "day_0", tmp_path / "out")

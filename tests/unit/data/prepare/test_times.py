@@ -244,7 +244,7 @@ def test_the_boundary_is_part_of_the_data_and_is_shown(tmp_path, capsys):
                      for name, moment in (("a", "2024-02-20T00:00:00Z"), ("b", "2024-02-19T23:59:59.999999Z")))
     assert first.rows_by_split == second.rows_by_split
     assert first.fingerprint() != second.fingerprint()
-    assert check(str(tmp_path / "a")).to_dict()["time_split"] == first.time_split
+    assert check(str(tmp_path / "a")).time_split == first.time_split
     assert run(["data", "check", str(tmp_path / "a")]) == 0
     assert f"validation {first.num_rows('validation')} from 2024-02-20T00:00:00Z" in capsys.readouterr().out
 
