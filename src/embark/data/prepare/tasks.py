@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import operator
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -324,14 +323,11 @@ class Journal:
         shutil.rmtree(self.directory, ignore_errors=True)
 
 
-def differences(
-    was: Any, now: Any, path: str = "", is_same: Callable[[Any, Any], bool] = operator.eq
-) -> list[tuple[str, Any, Any]]:
+def differences(was: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
     """Return where two values of JSON differ, and what each has there."""
     if isinstance(was, dict) and isinstance(now, dict):
         return [d for key in dict.fromkeys([*was, *now])
-                for d in differences(was.get(key), now.get(key), f"{path}.{key}" if path else key, is_same)]
+                for d in differences(was.get(key), now.get(key), f"{path}.{key}" if path else key)]
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
-        return [d for i, (a, b) in enumerate(zip(was, now, strict=True))
-                for d in differences(a, b, f"{path}[{i}]", is_same)]
-    return [] if is_same(was, now) else [(path, was, now)]
+        return [d for i, (a, b) in enumerate(zip(was, now, strict=True)) for d in differences(a, b, f"{path}[{i}]")]
+    return [] if was == now else [(path, was, now)]
