@@ -22,7 +22,7 @@ def serve(
     device: DeviceKind = "auto", precision: Precision = "tf32", poll_s: float = 10.0,
     host: Annotated[str, Parameter(env_var="EMBARK_SERVE_HOST")] = "127.0.0.1",
     port: Annotated[int, Parameter(env_var=("EMBARK_SERVE_PORT", "AIP_HTTP_PORT"))] = 8000,
-    grpc_port: Annotated[int | None, Parameter(show_default=False)] = None,
+    grpc_port: Annotated[int | None, Parameter(show_default=False)] = None, tls_cert: str = "", tls_key: str = "",
     workers: Annotated[int | None, Parameter(show_default=False, env_var="EMBARK_SERVE_WORKERS")] = None,
     max_queued_rows: int = 65_536, record: str = "", console: Console = Console(),
 ) -> None:
@@ -54,6 +54,10 @@ def serve(
         The port; 0: any free one.
     grpc_port
         The port for gRPC, 0: any free one; default: no gRPC.
+    tls_cert
+        The PEM file of a certificate with its chain: HTTPS, and gRPC over TLS.
+    tls_key
+        The PEM file of its private key; default: it is in the file of the certificate.
     workers
         Processes that answer, which share the tables' memory; default: one for each core and at most 8, on a GPU one.
     max_queued_rows
@@ -67,7 +71,7 @@ def serve(
 
     serve_model(artifact, version=version, model_file=model_file, name=name, poll_s=poll_s,
                 device=ScoringDevice(device, precision),
-                endpoint=Endpoint(host=host, port=port, grpc_port=grpc_port),
+                endpoint=Endpoint(host=host, port=port, grpc_port=grpc_port, tls_cert=tls_cert, tls_key=tls_key),
                 limits=ServeLimits(num_threads=NUM_THREADS, max_queued_rows=max_queued_rows),
                 on_start=lambda listening: console.show(listening, _render),
                 on_change=lambda change: _report(console, change), record=record, workers=workers)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from embark.errors import UserError
 
@@ -16,17 +18,35 @@ TOKEN = "EMBARK_SERVE_TOKEN"
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address and ports of a server."""
+    """The address, ports and certificate of a server."""
 
     host: str = "127.0.0.1"
     port: int = 8000
     grpc_port: int | None = None  # None: no gRPC.
+    tls_cert: str = ""  # A PEM file with the certificate and those between it and the root; empty: no TLS.
+    tls_key: str = ""  # A PEM file with its private key; empty: it is in `tls_cert`.
 
     def urls(self, port: int, grpc_port: int | None) -> tuple[str, str | None]:
         """Return the addresses of HTTP and gRPC with the ports that the server was given."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         grpc = None if grpc_port is None else f"{host}:{grpc_port}"
-        return f"http://{host}:{port}", grpc
+        return f"{'https' if self.tls_cert else 'http'}://{host}:{port}", grpc
+
+    @property
+    def certificate(self) -> tuple[Path, Path] | None:
+        """The certificate and its key, which match."""
+        if not self.tls_cert:
+            if self.tls_key:
+                raise UserError("--tls-key: has no --tls-cert", fix="name the certificate too")
+            return None
+        chain, key = Path(self.tls_cert), Path(self.tls_key or self.tls_cert)
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(chain, key, password="")
+        except (OSError, ValueError) as error:
+            raise UserError(f"--tls-cert {chain}, --tls-key {key}: cannot be used: "
+                            f"{getattr(error, 'strerror', None) or error}",
+                            fix="name PEM files: a certificate and its private key without a password") from None
+        return chain, key
 
 
 @dataclass(frozen=True, slots=True)

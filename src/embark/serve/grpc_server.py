@@ -66,9 +66,10 @@ def message_classes() -> dict[str, Any]:
 class GrpcServer:
     """Listens as soon as it is made, and answers in the event loop that it is made in."""
 
-    def __init__(self, model: ModelServer, address: tuple[str, int], max_requests: int, *,
-                 is_shared: bool = False) -> None:
-        """Other processes may listen on the address too if it `is_shared`; the kernel distributes connections."""
+    def __init__(self, model: ModelServer, address: tuple[str, int], max_requests: int,
+                 certificate: tuple[bytes, bytes] | None = None, *, is_shared: bool = False) -> None:
+        """Other processes may listen on the address too if it `is_shared`; the kernel distributes connections.
+        `certificate` is the chain and its private key."""
         self._model, self._messages = model, message_classes()
         self._server = grpc.aio.server(maximum_concurrent_rpcs=max_requests, options=[
             ("grpc.max_receive_message_length", model.limits.max_body_bytes), ("grpc.so_reuseport", int(is_shared)),
@@ -85,7 +86,11 @@ class GrpcServer:
         host, port = address
         where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            self.port = self._server.add_insecure_port(where)
+            if certificate is None:
+                self.port = self._server.add_insecure_port(where)
+            else:
+                chain, key = certificate
+                self.port = self._server.add_secure_port(where, grpc.ssl_server_credentials([(key, chain)]))
         except RuntimeError:
             raise UserError(f"{where}: cannot listen there for gRPC",
                             fix="choose another --grpc-port or --host") from None

@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -83,8 +84,9 @@ _SWITCH_S = 0.0005  # Seconds after which a thread that runs Python yields to th
 
 
 def serve_requests(
-    model: ModelServer, grpc_address: tuple[str, int] | None, on_start: Callable[[int | None], None], *,
-    listener: socket.socket | None = None, handed: socket.socket | None = None,
+    model: ModelServer, certificate: tuple[Path, Path] | None, grpc_address: tuple[str, int] | None,
+    on_start: Callable[[int | None], None], *, listener: socket.socket | None = None,
+    handed: socket.socket | None = None,
 ) -> None:
     """Serve until SIGTERM or Ctrl-C. Connections are accepted by `listener`, or by another process that sends them over
     `handed` and is told of each closed one by a byte; then others listen on the port of gRPC too. `on_start` is called
@@ -93,12 +95,15 @@ def serve_requests(
         config = uvicorn.Config(
             model.app(), lifespan="off", access_log=False, log_level="warning", limit_concurrency=MAX_CONNECTIONS,
             timeout_graceful_shutdown=DRAIN_S, timeout_keep_alive=KEEP_ALIVE_S, server_header=False,
-            http=BoundedProtocol, ws="none")
+            http=BoundedProtocol, ws="none", ssl_certfile=certificate and certificate[0],
+            ssl_keyfile=certificate and certificate[1])
         grpc = None
         if grpc_address is not None:
             from embark.serve.grpc_server import GrpcServer
 
-            grpc = GrpcServer(model, grpc_address, MAX_CONNECTIONS, is_shared=handed is not None)
+            grpc = GrpcServer(model, grpc_address, MAX_CONNECTIONS,
+                              certificate and (certificate[0].read_bytes(), certificate[1].read_bytes()),
+                              is_shared=handed is not None)
         server = _Server(config, grpc, lambda: on_start(grpc.port if grpc else None), handed)
         async with model.scoring():
             await server.serve(sockets=[listener] if listener else [])
@@ -167,8 +172,8 @@ class _Server(uvicorn.Server):
         protocol.on_lost = self._released  # type: ignore[attr-defined]
         try:
             client.setblocking(False)
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, client)
-        except Exception:
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, client, ssl=self.config.ssl)
+        except Exception:  # such as no TLS
             client.close()
             self._released()
 

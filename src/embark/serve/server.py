@@ -89,10 +89,10 @@ def serve(
             serve_scorer(model, endpoint, limits, on_start, record)
         return
     load = partial(load, device=replace(device, kind="cpu"), is_checked=True)
-    token, num_threads = bearer_token(), _threads_of_worker(num_workers)
+    token, certificate, num_threads = bearer_token(), endpoint.certificate, _threads_of_worker(num_workers)
     with shared_grpc_address(endpoint) as grpc_address:
-        pool = WorkerPool(WorkerSettings(uri, name, load, limits_of_worker(limits, num_workers), token, grpc_address,
-                                         num_threads), num_workers, on_change)
+        pool = WorkerPool(WorkerSettings(uri, name, load, limits_of_worker(limits, num_workers), token, certificate,
+                                         grpc_address, num_threads), num_workers, on_change)
         try:
             name, where = pool.start(version)
             with listen(endpoint.host, endpoint.port) as listener:
@@ -152,7 +152,7 @@ def serve_scorer(
 ) -> None:
     """Serve any scorer, and the versions that others switch it to."""
     endpoint, token = endpoint or Endpoint(), bearer_token()
-    model = ModelServer(served, limits or ServeLimits(), token)
+    model, certificate = ModelServer(served, limits or ServeLimits(), token), endpoint.certificate
     with listen(endpoint.host, endpoint.port) as listener:
         host, port = listener.getsockname()[:2]
 
@@ -173,4 +173,4 @@ def serve_scorer(
         with log.recording(_folder(record, port), f"{host}:{port}", about_version(served),
                            lambda: [model.traffic.take()]), model.traffic.running():
             grpc_address = None if endpoint.grpc_port is None else (endpoint.host, endpoint.grpc_port)
-            serve_requests(model, grpc_address, started, listener=listener)
+            serve_requests(model, certificate, grpc_address, started, listener=listener)

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.core import Metric
@@ -105,6 +106,7 @@ class WorkerSettings:
     load: Load
     limits: ServeLimits  # Limits of one process.
     token: str
+    certificate: tuple[Path, Path] | None  # The chain and its private key.
     grpc_address: tuple[str, int] | None
     num_threads: int  # Threads of torch.
 
@@ -149,8 +151,8 @@ class _Worker:
             self._model = model
             with server.traffic.running(), num_threads(settings.num_threads):
                 about = model.name, model.scorer.device
-                serve_requests(server, settings.grpc_address, lambda _: self._started.set_result(about),
-                               handed=self._handed)
+                serve_requests(server, settings.certificate, settings.grpc_address,
+                               lambda _: self._started.set_result(about), handed=self._handed)
         except EmbarkError as error:
             self._started.set_exception(error)
             return

@@ -89,7 +89,7 @@ class PrepareSpec(Section):
     delimiter: str = Field(default="", max_length=4)
     """Field delimiter of text files; empty: detected."""
     header: bool | Literal["auto"] = "auto"
-    """Whether the first line of a text file names the columns; `auto`: unless `column_names` does."""
+    """Whether the first line of a text file names the columns."""
     column_names: Names = ()
     """Column names for files without a header; default `column_0`, `column_1`, …"""
     list_delimiter: str = Field(default="", max_length=4)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import datetime
+import ipaddress
 import json
+import ssl
 import struct
 import threading
+import urllib.request
 
 import grpc
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from limits import HANG_S
 from served_models import ROWS, BlockedScorer, while_serving
 
@@ -64,8 +71,9 @@ def grpc_request(inputs):
 class GrpcCaller:
     """Calls of the service; an error is its code and text."""
 
-    def __init__(self, client, token="") -> None:
-        self._channel = grpc.insecure_channel(client.grpc)
+    def __init__(self, client, credentials=None, token="") -> None:
+        self._channel = grpc.insecure_channel(client.grpc) if credentials is None else \
+            grpc.secure_channel(client.grpc, credentials)
         self._metadata = [("authorization", f"Bearer {token}")] if token else []
 
     def __call__(self, name, request=None, data=None):
@@ -243,6 +251,45 @@ def test_grpc_refuses_overload_and_answers_what_it_accepted_after_sigterm(artifa
     while_serving(artifact, use, scorer=scorer, limits=limits, endpoint=GRPC).join(HANG_S)
     assert answers[0] == ("RESOURCE_EXHAUSTED", "too many rows are waiting")
     assert len(answers[1].raw_output_contents[0]) == 4 * NUM
+
+
+@pytest.fixture(scope="module")
+def certificate(tmp_path_factory):
+    """Signed by itself, for 127.0.0.1; the key in the same file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.datetime.now(datetime.UTC)
+    signed = x509.CertificateBuilder(
+        name, name, key.public_key(), x509.random_serial_number(), now - datetime.timedelta(1),
+        now + datetime.timedelta(1)).add_extension(
+        x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), critical=False).sign(
+        key, hashes.SHA256())
+    path = tmp_path_factory.mktemp("tls") / "server.pem"
+    path.write_bytes(signed.public_bytes(serialization.Encoding.PEM) + key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()))
+    return path
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_tls_for_http_and_grpc(artifact, certificate, workers):
+    def use(client):
+        context = ssl.create_default_context(cafile=certificate)
+        with urllib.request.urlopen(f"{client.url}/v2/health/ready", context=context, timeout=HANG_S) as answer:
+            status = answer.status
+        root = certificate.read_bytes().partition(b"-----BEGIN PRIVATE KEY")[0]
+        with GrpcCaller(client, grpc.ssl_channel_credentials(root)) as call:
+            return client.url.partition(":")[0], status, call("ServerLive").live
+
+    endpoint = Endpoint(port=0, grpc_port=0, tls_cert=str(certificate))
+    assert while_serving(artifact, use, endpoint=endpoint, workers=workers) == ("https", 200, True)
+
+
+def test_certificates_that_cannot_be_used_are_refused(artifact, certificate, tmp_path):
+    (tmp_path / "none.pem").write_text("no certificate")
+    for cert, key in ((tmp_path / "absent.pem", ""), (tmp_path / "none.pem", ""), (certificate, tmp_path / "none.pem"),
+                      ("", certificate)):
+        with pytest.raises(UserError, match="--tls-"):
+            serve_scorer(ServedModel(BlockedScorer(artifact)), Endpoint(port=0, tls_cert=str(cert), tls_key=str(key)))
 
 
 def test_a_grpc_port_in_use_is_refused(artifact):

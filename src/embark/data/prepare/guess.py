@@ -333,8 +333,11 @@ def _check_label(spec: RunSpec, sample: Sample, where: str) -> None:
 
 
 def _columns_fix(sample: Sample, columns: Sequence[str]) -> str:
-    no_header = "; if the first line does not name them, data.prepare.column_names does" if sample.has_header else ""
-    return f"the columns are: {_some(columns)}{no_header}"
+    has = f"the columns are: {_some(columns)}"
+    if sample.format == "csv" and not sample.has_header:
+        return (f"{has}; the file was taken to have no header: data.prepare.column_names names them, "
+                "data.prepare.header = true says that the first line does")
+    return has
 
 
 def _all_examples(sample: Sample) -> dict[str, str]:

@@ -17,7 +17,7 @@ from embark.data.prepare.budget import Budget, plan_budget
 from embark.data.prepare.earlier_ids import EarlierIds, open_earlier
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
-from embark.data.prepare.rows import BadRows
+from embark.data.prepare.rows import BadRows, should_give_up
 from embark.data.prepare.splits import (
     check_splits,
     describe_time_split,
@@ -284,6 +284,11 @@ class _Run:
         self.progress.begin(stage, total, total - sum(task.weight for task in missing))
         for task, record in pool.run(missing, self.progress.advance):
             records[task.name] = record
+            max_share = self.work.spec.data.prepare.max_bad_share
+            if stage == "reading" and should_give_up(self.progress.num_rows, self.progress.num_bad, max_share):
+                done = [task for task in tasks if task.name in records]
+                by_file = self._by_file(done, [records[task.name] for task in done])
+                BadRows.collect(self.files, by_file).check(max_share)
         return [records[task.name] for task in tasks]
 
     def _by_file(self, tasks: Sequence[Task], records: Sequence[Record]) -> list[list[Record]]:

@@ -15,6 +15,7 @@ from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 
 _VALUE = re.compile(r"b?'(?:[^'\\]|\\.)*'…?|b?\"(?:[^\"\\]|\\.)*\"…?")
 _MAX_EXAMPLES = 5
+_MIN_BAD_TO_GIVE_UP = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,3 +116,8 @@ class BadRows:
                 fix="fix the input, or what [data.prepare] says of it; if these rows may be lost, set "
                     f"data.prepare.max_bad_share = {enough:g}",
             )
+
+
+def should_give_up(num_rows: int, num_bad: int, max_share: float) -> bool:
+    """Return whether so many rows are bad that reading on is useless: the input is something else."""
+    return num_bad >= _MIN_BAD_TO_GIVE_UP and num_bad > max(0.5, max_share) * (num_rows + num_bad)

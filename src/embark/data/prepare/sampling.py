@@ -44,6 +44,7 @@ _NOT_TEXT = {
 _INTEGER = re.compile(INTEGER)
 _NUMBER = re.compile(f"{NUMBER}|[+-]?inf(inity)?|nan", re.IGNORECASE)
 _HEX_ID = re.compile(r"[0-9a-fA-F]{8}")
+_NAME = re.compile(r"[A-Za-z_][\w .:/()-]*")
 _CRITEO_LINE = re.compile(r"[01](\t(-?[0-9]+)?){13}(\t([0-9a-fA-F]{8})?){26}")  # Label, 13 integers, 26 ids.
 _FEW = 50  # With no more distinct numbers than this, they rather name groups than measure amounts.
 _MANY_ROWS = 100  # From this number of rows on, it is significant that no value repeats.
@@ -134,7 +135,7 @@ def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inp
     if not rows:
         raise DataError(f"{first.uri}: has no complete row in its first {len(text):,} bytes",
                         fix="say in data.prepare.delimiter what stands between the fields")
-    has_header = not prepare.column_names if prepare.header == "auto" else bool(prepare.header)
+    has_header = _has_header(prepare, known_names, rows)
     if has_header and prepare.column_names:
         raise DataError("data.prepare.column_names is for files without a header, and data.prepare.header is true",
                         fix="leave one of them out")
@@ -199,6 +200,24 @@ def _guess_delimiter(file: InputFile, text: bytes, known_names: Collection[str])
         raise DataError(f"{file.uri}: nothing cuts its rows into fields: tried comma, tab, ';', '::', '|' and space",
                         fix='say it: data.prepare.delimiter = "…"')
     return best[1]
+
+
+def _has_header(prepare: PrepareSpec, known_names: Collection[str], rows: Sequence[Sequence[str]]) -> bool:
+    if prepare.header != "auto":
+        return bool(prepare.header)
+    if prepare.column_names:
+        return False
+    first = [cell.strip() for cell in rows[0]]
+    if set(first) & set(known_names):
+        return True
+    filled = [cell for cell in first if cell]
+    if any(_NUMBER.fullmatch(cell) for cell in filled) or len(set(filled)) < len(filled):
+        return False
+    below = [[row[i].strip() for row in rows[1:] if i < len(row)] for i in range(len(first))]
+    if any(cell in cells for cell, cells in zip(first, below, strict=True) if cell):
+        return False
+    has_numbers = any(cells and all(_NUMBER.fullmatch(c) for c in cells if c) and any(cells) for cells in below)
+    return has_numbers or all(_NAME.fullmatch(cell) for cell in filled)
 
 
 @dataclass(frozen=True, slots=True)

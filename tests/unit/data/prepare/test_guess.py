@@ -163,6 +163,7 @@ def movielens(num_rows: int = 300) -> str:
 def test_movielens_wants_names_and_a_threshold_and_reports_it(tmp_path):
     with pytest.raises(DataError, match=r"no column .label..*no column holds just 0 and 1") as caught:
         guess(tmp_path, movielens(), "ratings.dat")
+    assert "column_0, column_1, column_2, column_3" in caught.value.fix
     assert "data.prepare.column_names" in caught.value.fix
     names = ("user", "movie", "rating", "timestamp")
     with pytest.raises(DataError, match="'rating', which holds 1, 2, 3, 4, 5 and not 0 and 1") as caught:
@@ -234,14 +235,16 @@ def test_a_number_of_dense_columns_is_checked_against_the_columns(tmp_path):
 
 @pytest.mark.parametrize(("text", "label", "columns"), [
     ("label,user\n1,a\n0,b\n", "label", ["label", "user"]),
+    ("1,a\n0,b\n", "column_0", None),
+    ("true,ann\nfalse,bob\ntrue,eve\n", "column_0", None),
     ("y,name\nfalse,ann\ntrue,bob\n", "y", ["y", "name"]),
     ("x,user\n1,a\n0,b\n", "x", ["x", "user"]),
     (",label,x\n0,1,a\n1,0,b\n", "label", ["column_0", "label", "x"]),
 ])
-def test_the_first_line_names_the_columns(tmp_path, text, label, columns):
+def test_a_header_is_distinguished_from_a_row(tmp_path, text, label, columns):
     schema = guess(tmp_path, text, label=label)
-    assert schema.has_header
-    assert list(schema.columns) == columns
+    assert schema.has_header is (columns is not None)
+    assert list(schema.columns) == (columns or ["column_0", "column_1"])
 
 
 def test_what_the_spec_says_of_the_header_is_so(tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from embark.data.prepare.inputs import InputFile
-from embark.data.prepare.rows import BadRows, SegmentCounts, reason_of
+from embark.data.prepare.rows import BadRows, SegmentCounts, reason_of, should_give_up
 from embark.errors import DataError
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 
@@ -55,3 +55,10 @@ def test_a_larger_share_than_allowed_is_refused_with_examples_and_the_fix():
 
 def test_values_do_not_make_reasons_differ():
     assert reason_of("cat_0 is 'it\\'s', bad") == reason_of('cat_0 is "q", bad') == "cat_0 is …, bad"
+
+
+def test_reading_is_given_up_only_when_most_rows_are_bad():
+    assert should_give_up(5_000, 10_001, 0.001)
+    assert not should_give_up(20_000, 10_001, 0.001)
+    assert not should_give_up(0, 100, 0.001)
+    assert not should_give_up(5_000, 10_001, 0.9)
