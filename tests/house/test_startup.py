@@ -56,7 +56,7 @@ def stderr_of(code: str) -> str:
 
 
 NEVER = ("tensordict", "torch._dynamo", "torch.distributed.checkpoint", "torch.distributed.fsdp",
-         "torch.distributed.tensor", "sympy", "triton")
+         "torch.distributed.optim", "torch.distributed.tensor", "sympy", "triton")
 """What training on a CPU does not import at all."""
 LATER = (*NEVER, "absl", "boto3", "botocore", "embark.diagnose", "embark.launch", "embark.render",
          "embark.report.report", "fsspec", "jinja2", "pandas", "pyarrow", "tensorboard.summary", "urllib3")

@@ -159,6 +159,11 @@ def _submodule(module: str, name: str) -> ModuleType:
     return importlib.import_module(f"{module}.{name}")
 
 
+def _apply_optimizer(module: str, name: str) -> Any:
+    """Import one submodule: TorchScript compiles the package's other optimizers as they are imported."""
+    return getattr(_submodule(module, name.lstrip("_")), name)
+
+
 def _if_plain(answer: Callable[[Any], bool]) -> Callable[[str, str], Any]:
     """Return a stand-in that gives `answer` for a plain bool or int; symbols are for the module itself."""
     def stand_in(module: str, name: str) -> Callable[..., Any]:
@@ -201,6 +206,7 @@ ANSWERS: Mapping[str, Mapping[str, Callable[[str, str], Any]]] = {
                       "utils": _submodule},
     "torch._dynamo.utils": {"get_optimize_ddp_mode": lambda *_: lambda: "ddp_optimizer"},
     "torch.distributed._tensor": {"DeviceMesh": _device_mesh},
+    "torch.distributed.optim": {"_apply_optimizer_in_backward": _apply_optimizer},
     "torch.distributed.tensor": {"DeviceMesh": _device_mesh},
     "torch.fx.experimental.symbolic_shapes": {
         **dict.fromkeys(("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious"), _if_plain(bool)),
@@ -208,6 +214,6 @@ ANSWERS: Mapping[str, Mapping[str, Callable[[str, str], Any]]] = {
     },
 }
 """What else a module answers, to torch itself too, and as it would with the settings that it starts with."""
-INDEPENDENT = ("torch._dynamo.config",)
+INDEPENDENT = ("torch._dynamo.config", "torch.distributed.optim.apply_optimizer_in_backward")
 """Submodules that use nothing of their package, which need not be loaded for them."""
 LAZY = CLASSES.keys() | ANSWERS.keys()
