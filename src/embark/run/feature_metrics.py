@@ -216,6 +216,7 @@ def _with_words(rows: EvaluationRows, table: str, parts: list[RowSlice]) -> list
     if values.values is None:
         return parts
     words = values.take(np.array([part.id or 0 for part in parts], np.int64)).to_pylist()
-    labels = {part.id: str(word) for part, word in zip(parts, words, strict=True) if part.id and word is not None}
+    labels: dict[int | None, str] = {part.id: str(word) for part, word in zip(parts, words, strict=True)
+                                     if part.id and word is not None}
     labels[0] = "missing, rare or unseen"
     return [replace(part, label=labels.get(part.id, part.label)) for part in parts]

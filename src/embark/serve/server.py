@@ -19,7 +19,8 @@ from embark.serve.endpoint import Endpoint, Listening, bearer_token, listen, sha
 from embark.spec.serve import ScoringDevice
 
 try:
-    from embark.serve.app import ModelServer, ServeLimits
+    from embark.serve.app import ModelServer
+    from embark.serve.app import ServeLimits as ServeLimits
     from embark.serve.http_server import serve_requests
 except ModuleNotFoundError as error:
     raise MissingPackage(f"embark serve needs {error.name}, which is not installed",
