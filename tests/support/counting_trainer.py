@@ -86,7 +86,7 @@ class Trainer:
     @contextmanager
     def evaluating(self, step: int) -> Iterator[Any]:
         auc = self.auc_of(self.spec, self.steps)
-        yield SimpleNamespace(batch_size=lambda of_training: of_training,
+        yield SimpleNamespace(eval_source=lambda source: source, batch_size=lambda of_training: of_training,
                               add=lambda batch: self.instants.passed("evaluate", self.steps),
                               metrics=lambda: {"auc": auc, "log_loss": 1 - auc, "num_samples": 200, "recall_at_k": auc,
                                                "ndcg_at_k": auc / 2})

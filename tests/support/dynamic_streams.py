@@ -31,7 +31,7 @@ class Rows:
         ids = {}
         for table in self.model.table_list():
             some = positions[:, None] * np.array([3, 5, 7])[: table.multi_hot]
-            ids[table.name] = (some % 150 - 70) * (1 << 55) if table.is_dynamic else some % table.rows
+            ids[table.name] = (some % 1500 - 700) * (1 << 52) if table.is_dynamic else some % table.rows
         return positions % 3 == 0, np.zeros((len(positions), self.model.num_dense)), ids
 """
 WIDE_IDS = ("data.kind=wide_ids:Rows", f"data.code={json.dumps(_CODE)}")

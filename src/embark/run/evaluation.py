@@ -28,7 +28,7 @@ class Evaluation:
         started, world = time.perf_counter(), self._world
         best: list[tuple[F64, NDArray[np.float32]]] = []  # The true probabilities, and the labels.
         with trainer.evaluating(step) as evaluator:
-            for batch in eval_batches(self._source, rank=world.rank, world_size=world.world_size,
+            for batch in eval_batches(evaluator.eval_source(self._source), rank=world.rank, world_size=world.world_size,
                                       batch_size=evaluator.batch_size(self._batch_size)):
                 if is_stopping():
                     return {}

@@ -75,6 +75,9 @@ class EngineInfo(Protocol):
 class Evaluator(Protocol):
     """Counts predictions on held-out batches."""
 
+    def eval_source(self, source: SampleSource) -> SampleSource:
+        """Return `source`, or one with the same held-out samples that makes them where the model is."""
+
     def batch_size(self, of_training: int) -> int:
         """Return how many samples to add at a time, over all ranks."""
 

@@ -141,6 +141,9 @@ class Evaluator:
         self._clicks: list[NDArray[np.bool_]] = []
         self._waiting: deque[tuple[jax.Array, int]] = deque()
 
+    def eval_source(self, source: SampleSource) -> SampleSource:
+        return source
+
     def batch_size(self, of_training: int) -> int:
         return of_training
 

@@ -1,4 +1,4 @@
-"""Synthetic samples to train on, drawn on the device, bit for bit those of `SyntheticSource`.
+"""Synthetic samples drawn on the device, bit for bit those of `SyntheticSource`.
 
 Integers, and sums, products and quotients of floats, are the same on every processor; powers and exponentials are not.
 They decide an id and a label here only by comparison: where a comparison is closer than their errors, which happens
@@ -8,13 +8,14 @@ once in some million samples, the sample counts as uncertain, and the host draws
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embark.data.synthetic import DENSE, IDS, LABEL, LENGTHS, LOW, TRAIN, SyntheticSource
+from embark.data.loader import Batch
+from embark.data.synthetic import DENSE, EVAL, IDS, LABEL, LENGTHS, LOW, TRAIN, SyntheticSource
 
 ID_TOLERANCE = 2.0**-46
 """Relative, of a float64 power, which is an exponential of a logarithm here: the product of the two is at most 22, so
@@ -45,10 +46,13 @@ class DeviceSampler:
         self._source, self._device = source, device
         teacher, scales = source.teacher, source.scales
         self._starts = np.cumsum([0, *source.multi_hot]).tolist()
-        keys = np.array([source.key(TRAIN, DENSE), source.key(TRAIN, LABEL)], np.uint64)
-        self._keys = on_device(keys.view(np.int64), torch.int64)
-        table_keys = [source.table_keys[TRAIN, IDS], source.table_keys[TRAIN, LENGTHS], teacher.table_keys]
-        self._table_keys = on_device(np.stack(table_keys, 1).view(np.int64), torch.int64)
+        keys = {split: [source.key(split, DENSE), source.key(split, LABEL)] for split in (TRAIN, EVAL)}
+        self._keys = {split: on_device(np.array(of, np.uint64).view(np.int64), torch.int64)
+                      for split, of in keys.items()}
+        self._table_keys = {
+            split: on_device(np.stack([source.table_keys[split, IDS], source.table_keys[split, LENGTHS],
+                                       teacher.table_keys], 1).view(np.int64), torch.int64)
+            for split in (TRAIN, EVAL)}
         is_averaged = teacher.is_mean & (np.array(source.multi_hot) > 1)
         self._sizes = on_device(np.stack([source.multi_hot, self._starts[:-1], is_averaged], 1), torch.int64)
         spans = np.empty((len(source.multi_hot), 2))
@@ -61,27 +65,30 @@ class DeviceSampler:
         self._floats = on_device(np.concatenate([[scales.dense, scales.bias], scales.tables, scales.pairs,
                                                  teacher.dense_weights]), torch.float32)
 
-    def draw(self, spans: Sequence[tuple[int, int]], to: Samples) -> Tensor:
-        """Fill each batch with the samples of its span; returns which are uncertain, [K, B]."""
+    def draw(self, split: int, spans: Sequence[tuple[int, int]], to: Samples) -> tuple[Tensor, Tensor]:
+        """Fill each batch with the samples of its span; returns, [K, B] each, which are uncertain, and the logits."""
         from embark.trainers.torch.sample_kernels import draw_samples
 
         is_cuda = self._device.type == "cuda"
         is_uncertain = torch.empty(to.label.shape, dtype=torch.int8, device=self._device)
+        logits = torch.empty(to.label.shape, device=self._device)
         starts = torch.tensor([start for start, _ in spans], pin_memory=is_cuda)
         draw_samples(
-            starts.to(self._device, non_blocking=True), to.dense, to.ids, to.label, is_uncertain,
-            keys=self._keys, table_keys=self._table_keys, sizes=self._sizes, spans=self._spans, doubles=self._doubles,
-            floats=self._floats, num_pairs=self._source.teacher.num_pairs,
+            starts.to(self._device, non_blocking=True), to.dense, to.ids, to.label, is_uncertain, logits,
+            keys=self._keys[split], table_keys=self._table_keys[split], sizes=self._sizes, spans=self._spans,
+            doubles=self._doubles, floats=self._floats, num_pairs=self._source.teacher.num_pairs,
             integral=self._integral, is_ragged=self._source.is_ragged,
         )
-        return is_uncertain.bool()
+        return is_uncertain.bool(), logits
 
-    def correct(self, spans: Sequence[tuple[int, int]], to: Samples, is_uncertain: Tensor) -> None:
-        """Let the host draw the uncertain samples. Waits for the device."""
+    def correct(self, split: int, spans: Sequence[tuple[int, int]], to: Samples, is_uncertain: Tensor) -> list[Batch]:
+        """Let the host draw the uncertain samples; returns them. Waits for the device."""
         source, size = self._source, to.label.shape[1]
+        drawn = []
         for batch, row in is_uncertain.nonzero().tolist():
             position = spans[batch][0] + row
-            one = source.rows(TRAIN, position, position + 1)
+            one = source.rows(split, position, position + 1)
+            drawn.append(one)
             to.dense[batch, row] = torch.from_numpy(one.dense[0])
             to.label[batch, row] = float(one.label[0])
             ends = one.lengths[:, 0].cumsum()
@@ -91,3 +98,39 @@ class DeviceSampler:
                 ids = np.full(most, -1, np.int32)
                 ids[:count] = one.ids[end - count : end]
                 to.ids[batch, first : first + most] = torch.from_numpy(ids)
+        return drawn
+
+
+class DeviceDrawnSource:
+    """A `SyntheticSource` whose held-out samples are drawn on a device."""
+
+    def __init__(self, source: SyntheticSource, device: torch.device) -> None:
+        self._source, self._device = source, device
+        self._sampler = DeviceSampler(source, device)
+        self.num_train_samples, self.num_eval_samples = source.num_train_samples, source.num_eval_samples
+        self.notes = source.notes
+
+    def fingerprint(self) -> str:
+        return self._source.fingerprint()
+
+    def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
+        return self._source.train_rows(epoch, start, stop)
+
+    def eval_rows(self, start: int, stop: int) -> Batch:
+        source, n = self._source, stop - start
+        num_ids = sum(source.multi_hot)
+        to = Samples(torch.empty((1, n, source.num_dense), device=self._device),
+                     torch.empty((1, n * num_ids), dtype=torch.int32, device=self._device),
+                     torch.empty((1, n), device=self._device))
+        is_uncertain, logits = self._sampler.draw(EVAL, [(start, stop)], to)
+        corrected = self._sampler.correct(EVAL, [(start, stop)], to, is_uncertain)
+        probability = source.teacher.probability_of(logits[0].cpu().numpy())
+        for at, one in zip(is_uncertain[0].nonzero()[:, 0].tolist(), corrected, strict=True):
+            assert one.best_probability is not None
+            probability[at] = one.best_probability[0]
+        ids = to.ids[0].cpu().numpy()
+        ends = np.cumsum(source.multi_hot) * n
+        lengths = np.stack([(of_table.reshape(n, -1) >= 0).sum(1, dtype=np.int32)
+                            for of_table in np.split(ids, ends[:-1])])
+        batch = Batch(to.dense[0].cpu().numpy(), ids, lengths, to.label[0].cpu().numpy(), best_probability=probability)
+        return replace(batch, ids=ids[ids >= 0], is_fixed=False) if source.is_ragged else batch

@@ -22,11 +22,11 @@ _LOGARITHM, _POWER = tl.constexpr(LOGARITHM), tl.constexpr(POWER)
 
 
 def draw_samples(
-    starts: Tensor, dense: Tensor, ids: Tensor, label: Tensor, is_uncertain: Tensor, *, keys: Tensor,
+    starts: Tensor, dense: Tensor, ids: Tensor, label: Tensor, is_uncertain: Tensor, logits: Tensor, *, keys: Tensor,
     table_keys: Tensor, sizes: Tensor, spans: Tensor, doubles: Tensor, floats: Tensor, num_pairs: int, integral: int,
     is_ragged: bool,
 ) -> None:
-    """Fill K batches of B samples: `dense` [K, B, num_dense], `ids` [K, …]; `label` and `is_uncertain` [K, B].
+    """Fill K batches of B samples: `dense` [K, B, num_dense], `ids` [K, …]; `label`, `is_uncertain`, `logits` [K, B].
 
     `keys`: of dense features and labels. By table: `table_keys` (ids, lengths, effects), `sizes` (ids per sample, where
     they begin, whether they are averaged), `spans` (the integral, the last row). `doubles`: the integral's beginning,
@@ -36,7 +36,7 @@ def draw_samples(
     num_batches, size = label.shape
     block = SAMPLES_AT_A_TIME if label.is_cuda else triton.next_power_of_2(label.numel())
     _draw[(triton.cdiv(label.numel(), block),)](
-        starts, dense, ids, label, is_uncertain, keys, table_keys, sizes, spans, doubles, floats,
+        starts, dense, ids, label, is_uncertain, logits, keys, table_keys, sizes, spans, doubles, floats,
         num_batches, size, dense.stride(0), ids.stride(0), label.stride(0), dense.shape[2], sizes.shape[0], num_pairs,
         INTEGRAL=integral, IS_RAGGED=is_ragged, BLOCK=block, num_warps=4, enable_fp_fusion=False,
     )
@@ -44,7 +44,7 @@ def draw_samples(
 
 @triton.jit
 def _draw(
-    starts, dense, ids, label, is_uncertain, keys, table_keys, sizes, spans, doubles, floats,
+    starts, dense, ids, label, is_uncertain, logits, keys, table_keys, sizes, spans, doubles, floats,
     num_batches, size, dense_stride, ids_stride, label_stride, num_dense, num_tables, num_pairs,
     INTEGRAL: tl.constexpr, IS_RAGGED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -122,6 +122,7 @@ def _draw(
     is_far = tl.abs(coin - probability) > probability * label_tolerance
     tl.store(label + batch * label_stride + row, (coin < probability).to(tl.float32), is_here)
     tl.store(is_uncertain + at, (is_close | (is_far == 0)).to(tl.int8), is_here)
+    tl.store(logits + at, score, is_here)
 
 
 @triton.jit

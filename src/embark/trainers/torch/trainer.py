@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from embark.data import Batch, SampleSource
+from embark.data.synthetic import SyntheticSource
 from embark.errors import EmbarkError
 from embark.model.engine_selection import (
     choose_precision,
@@ -33,6 +34,7 @@ from embark.store.run_dir import compiled_code_folder
 from embark.trainers.torch.batch import DeviceBatch, ToDevice, pinned
 from embark.trainers.torch.checkpoint import TorchCheckpointer
 from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup, use_lookup_of_bf16
+from embark.trainers.torch.device_samples import DeviceDrawnSource
 from embark.trainers.torch.dynamic.tables import DynamicTables
 from embark.trainers.torch.engines.pipeline import BatchRange, Engine, EngineInputs, PipelineEngine
 from embark.trainers.torch.metrics import HeldOut, MetricWindow, RankedHeldOut
@@ -165,8 +167,14 @@ class Evaluator:
         self._model, self._world, self._to_device, self._tasks = model, world, to_device, spec.tasks
         self._held_out = TaskHeldOut(spec.tasks, world) if spec.tasks else \
             RankedHeldOut(world) if spec.is_next_item else HeldOut(world)
+        self._is_drawn_there = not spec.tasks and not spec.has_weighted_ids
         # A long history is a batch by itself, and lists of rows are whole in a batch of training.
         self._must_be_small = world.device.type != "cuda" or spec.has_sequences or list_size_of(spec.tasks) > 1
+
+    def eval_source(self, source: SampleSource) -> SampleSource:
+        if self._world.device.type != "cuda" or type(source) is not SyntheticSource or not self._is_drawn_there:
+            return source
+        return DeviceDrawnSource(source, self._world.device)
 
     def batch_size(self, of_training: int) -> int:
         """Return, on a GPU, as many samples as keep it busy and take little of its memory, whatever a step trains on.

@@ -185,6 +185,9 @@ class RetrievalEvaluator:
         self._held_out: list[NDArray[np.int64]] = []  # Batch, user, item, index among this rank's vectors.
         self._num_batches = self._num_vectors = 0
 
+    def eval_source(self, source: SampleSource) -> SampleSource:
+        return source
+
     def batch_size(self, of_training: int) -> int:
         return of_training
 

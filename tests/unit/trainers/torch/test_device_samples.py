@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mixed_tables import MIXED
 
-from embark.data.loader import Share
-from embark.data.synthetic import TRAIN, SyntheticSource
+from embark.data.loader import Batch, Share
+from embark.data.synthetic import EVAL, TRAIN, SyntheticSource
 from embark.features.hashing import hash_counters, uniform
 from embark.spec import DataSpec, ModelSpec, Table
 from embark.trainers.torch import device_samples
-from embark.trainers.torch.device_samples import DeviceSampler, Samples
+from embark.trainers.torch.device_samples import DeviceDrawnSource
 from embark.trainers.torch.engines.cuda_graph.batch_layout import DrawnLayout, PackedLayout
 from embark.trainers.torch.engines.pipeline import BatchRange
 
@@ -33,17 +33,13 @@ def source_of(name: str) -> SyntheticSource:
     return SyntheticSource(*SPECS[name])
 
 
-def assert_same(source: SyntheticSource, start: int, size: int) -> None:
-    """Draw samples by the kernel and by numpy, and compare every bit."""
-    to = Samples(torch.empty((1, size, source.num_dense)),
-                 torch.empty((1, size * sum(source.multi_hot)), dtype=torch.int32), torch.empty((1, size)))
-    sampler, spans = DeviceSampler(source, CPU), [(start, start + size)]
-    sampler.correct(spans, to, sampler.draw(spans, to))
-    packed = PackedLayout(size, source.num_dense, tuple(source.multi_hot))
-    wanted = np.zeros(packed.size_bytes, np.uint8)
-    packed.pack(source.rows(TRAIN, start, start + size), wanted)
-    for one, other in zip((to.dense[0], to.ids[0], to.label[0]), packed.decode(torch.from_numpy(wanted)), strict=True):
-        assert one.numpy().tobytes() == other.numpy().tobytes()
+def assert_same(found: Batch, wanted: Batch) -> None:
+    assert found.is_fixed == wanted.is_fixed
+    for name in ("dense", "ids", "lengths", "label", "best_probability"):
+        one, other = getattr(found, name), getattr(wanted, name)
+        assert one.dtype == other.dtype
+        assert one.shape == other.shape
+        assert one.tobytes() == other.tobytes(), name
 
 
 @st.composite
@@ -54,14 +50,14 @@ def sources(draw: st.DrawFn) -> SyntheticSource:
     model = ModelSpec(num_dense=draw(st.integers(0, 5)),
                       tables=tuple(Table(name=f"t{i}", **table) for i, table in enumerate(tables)))
     exponent = draw(st.one_of(st.sampled_from([0.0, 1.0, 1.2, 2.0, 4.0]), st.floats(0, 4)))
-    return SyntheticSource(model, DataSpec(zipf_exponent=exponent, ragged=draw(st.booleans()), num_train_samples=2**40,
+    return SyntheticSource(model, DataSpec(zipf_exponent=exponent, ragged=draw(st.booleans()), num_eval_samples=2**40,
                                            seed=draw(st.integers(0, 2**31)), signal=draw(st.floats(0, 3))))
 
 
 @settings(max_examples=12)
 @given(source=sources(), start=st.integers(0, 2**40 - 2_000), size=st.integers(1, 2_000))
-def test_samples_of_any_spec_are_those_of_the_host(source: SyntheticSource, start: int, size: int):
-    assert_same(source, start, size)
+def test_held_out_samples_of_any_spec_are_those_of_the_host(source: SyntheticSource, start: int, size: int):
+    assert_same(DeviceDrawnSource(source, CPU).eval_rows(start, start + size), source.eval_rows(start, start + size))
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -94,11 +90,16 @@ def test_every_ranks_batches_are_those_of_the_host(name, batch_size, world_size)
 @pytest.mark.parametrize("tolerance", ["ID_TOLERANCE", "LABEL_TOLERANCE"])
 def test_what_the_device_cannot_decide_the_host_draws(monkeypatch, name, tolerance):
     monkeypatch.setattr(device_samples, tolerance, 0.01)
-    source, counted = source_of(name), []
+    source = source_of(name)
+    drawn = DeviceDrawnSource(source, CPU)
+    counted = []
     rows = source.rows
     monkeypatch.setattr(source, "rows", lambda *span: counted.append(span) or rows(*span))
-    assert_same(source, 100, 200)
-    assert 0 < len([span for span in counted if span[2] - span[1] == 1]) <= 200
+    found = drawn.eval_rows(100, 300)
+    assert 0 < len(counted) <= 200
+    assert {split for split, _, _ in counted} == {EVAL}
+    monkeypatch.undo()
+    assert_same(found, source.eval_rows(100, 300))
 
 
 def test_a_wrong_value_of_an_uncertain_sample_never_reaches_a_batch(monkeypatch):
@@ -107,13 +108,13 @@ def test_a_wrong_value_of_an_uncertain_sample_never_reaches_a_batch(monkeypatch)
     layout = DrawnLayout(source, PackedLayout(500, 3, tuple(source.multi_hot)), CPU)
     draw = layout.sampler.draw
 
-    def spoilt(spans, to):
-        is_uncertain = draw(spans, to)
+    def spoilt(split, spans, to):
+        is_uncertain, logits = draw(split, spans, to)
         is_uncertain[:, ::7] = True
         to.label[is_uncertain] = 9
         to.dense[is_uncertain] = 9
         to.ids[:, [0, 7]] = 9  # of samples 0 and 7 in the first table
-        return is_uncertain
+        return is_uncertain, logits
 
     monkeypatch.setattr(layout.sampler, "draw", spoilt)
     slot = torch.zeros(layout.size_bytes, dtype=torch.uint8)

@@ -261,8 +261,8 @@ def test_a_bad_id_is_found_on_the_device_and_reported(train_tiny, monkeypatch):
             batch = dataclasses.replace(batch, ids=ids)
         return batch
 
-    def spoilt(self, spans, to):
-        drawn = draw(self, spans, to)
+    def spoilt(self, split, spans, to):
+        drawn = draw(self, split, spans, to)
         for number, (start, _) in enumerate(spans):
             if start == 5 * 128:
                 to.ids[number, 128 + 7] = 50

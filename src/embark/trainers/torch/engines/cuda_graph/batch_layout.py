@@ -21,10 +21,10 @@ from embark.data.dynamic_ids import NO_ID
 from embark.data.loader import RawLoader, Share, num_loader_threads
 from embark.data.prepared.order import TABLE_COLUMNS, num_in_table
 from embark.data.prepared.source import PreparedSource, RawBatches
-from embark.data.synthetic import SyntheticSource
+from embark.data.synthetic import EVAL, TRAIN, SyntheticSource
 from embark.features.hashing import FIRST, SECOND, STEP
 from embark.features.layout import Field
-from embark.model.steps import num_together
+from embark.model.steps import EVAL_SAMPLES, num_together
 from embark.trainers.torch.batch import RawDecoder, pinned
 from embark.trainers.torch.device_samples import DeviceSampler, Samples
 from embark.trainers.torch.engines.pipeline import BatchRange
@@ -176,8 +176,14 @@ class DrawnLayout:
                for first in range(0, len(share), self.max_batches))
 
     def call_kernels(self, slot: Tensor) -> None:
-        """Draw samples once as a step does."""
-        DrawnBatches(self, [(0, self._packed.num_samples)] * self.max_batches).write(slot)
+        """Draw samples once as a step does, and once as an evaluation does."""
+        size = self._packed.num_samples
+        DrawnBatches(self, [(0, size)] * self.max_batches).write(slot)
+        num_ids = sum(self._packed.num_ids)
+        self.sampler.draw(EVAL, [(0, EVAL_SAMPLES)], Samples(
+            torch.empty((1, EVAL_SAMPLES, self._packed.num_dense), device=slot.device),
+            torch.empty((1, EVAL_SAMPLES * num_ids), dtype=torch.int32, device=slot.device),
+            torch.empty((1, EVAL_SAMPLES), device=slot.device)))
 
 
 class DrawnBatches:
@@ -190,7 +196,7 @@ class DrawnBatches:
     def write(self, slot: Tensor) -> None:
         """Draw the batches into device memory; does not wait."""
         samples = self._layout.samples(slot, self.num_batches)
-        self._is_uncertain = self._layout.sampler.draw(self._spans, samples)
+        self._is_uncertain, _ = self._layout.sampler.draw(TRAIN, self._spans, samples)
         self._has_uncertain = torch.empty((), dtype=torch.bool, pin_memory=slot.is_cuda)
         self._has_uncertain.copy_(self._is_uncertain.any(), non_blocking=True)
 
@@ -202,7 +208,7 @@ class DrawnBatches:
         if self._drawn is not None:
             self._drawn.synchronize()
         if self._has_uncertain:
-            self._layout.sampler.correct(self._spans, self._layout.samples(slot, self.num_batches),
+            self._layout.sampler.correct(TRAIN, self._spans, self._layout.samples(slot, self.num_batches),
                                          self._is_uncertain)
 
 
