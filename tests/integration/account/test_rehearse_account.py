@@ -50,6 +50,7 @@ def test_a_spec_is_walked_there_and_back(cloud: str, capsys: pytest.CaptureFixtu
 
 
 def test_a_target_without_machines_of_its_own_is_refused(capsys: pytest.CaptureFixture[str]):
-    code = rehearse("gcp", "place.target=cloud-run", "serve.artifact=gs://bucket/model")
+    code = rehearse("gcp", "place.target=cloud-run", "place.account=own-7", "data.path=gs://own-7/rows",
+                    "serve.artifact=gs://bucket/model")
     assert code == 64
     assert "place.target" in capsys.readouterr().err

@@ -6,6 +6,7 @@ import csv
 import gzip
 import json
 import random
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -126,8 +127,8 @@ def test_a_dry_run_shows_the_guess_and_writes_nothing(capsys):
                               '[data.prepare]\ninput = "a.csv"\n')
     assert run(["data", "prepare", "a.toml", "--dry-run"]) == 0
     printed = capsys.readouterr().out
-    assert 'dense_columns = ["price"]' in printed
-    assert 'sparse_columns = ["user"]' in printed
+    shown = tomllib.loads(printed.partition("in the spec:\n")[2].partition("nothing was written")[0])["data"]
+    assert (shown["dense_columns"], shown["prepare"]["sparse_columns"]) == (["price"], ["user"])
     assert "by frequency" in printed
     assert run(["data", "prepare", "a.toml", "--dry-run", "--json"]) == 0
     result = json.loads(capsys.readouterr().out)

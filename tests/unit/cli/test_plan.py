@@ -135,7 +135,7 @@ def test_spot_is_as_the_spec_says_unless_a_flag_does(capsys):
 def test_prepared_data_says_its_own_size_and_tables(capsys, tmp_path):
     rows = make_prepared(tmp_path / "rows", FIXED[:2])
     sets = ["data.kind=prepared", f"data.path={rows.path}", *P4D, "train.batch_size=8", "model.embedding_dim=4"]
-    payload = data(capsys, *sets, spec="my_specs:bare")
+    payload = data(capsys, *sets, spec="bare.toml")
     assert payload["workload"]["num_train_samples"] == rows.manifest.num_rows("train")
     assert payload["workload"]["data_bytes"] == rows.manifest.size_bytes
     assert list(payload["placement"]["shardings"]) == ["tiny", "wide"]
@@ -144,10 +144,8 @@ def test_prepared_data_says_its_own_size_and_tables(capsys, tmp_path):
 @pytest.fixture(autouse=True)
 def bare_spec(tmp_path, monkeypatch):
     """A spec that leaves its tables to its data."""
-    (tmp_path / "my_specs.py").write_text("from embark.spec import RunSpec\ndef bare(): return RunSpec()\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    yield
-    sys.modules.pop("my_specs", None)
+    monkeypatch.chdir(tmp_path)
+    Path("bare.toml").write_text('name = "bare"\n')
 
 
 STORED = ("data.kind=prepared", "data.path=s3://bucket/rows")
@@ -184,7 +182,7 @@ def test_bad_input_costs_a_sentence(sets, requests, what, fix):
 def test_data_elsewhere_cannot_say_its_size():
     sets = [*STORED, *P4D, "model.num_tables=2", "model.rows_per_table=100"]
     with pytest.raises(EmbarkError, match="s3://bucket/rows: cannot read the dataset's size from here") as caught:
-        plan_command("my_specs:bare", set_=sets, console=Console())
+        plan_command("bare.toml", set_=sets, console=Console())
     assert "--samples N" in caught.value.fix
 
 
@@ -207,7 +205,7 @@ def test_the_examples_are_planned_where_their_data_is_not(capsys, cloud):
 
 def test_data_elsewhere_cannot_say_its_tables():
     with pytest.raises(EmbarkError, match="cannot read the tables from here") as caught:
-        plan_command("my_specs:bare", set_=[*STORED, *P4D], console=Console(), samples=10**9)
+        plan_command("bare.toml", set_=[*STORED, *P4D], console=Console(), samples=10**9)
     assert caught.value.exit_code == ExitCode.BAD_INPUT
 
 

@@ -124,7 +124,7 @@ def test_a_grace_too_short_for_a_save_is_reported_and_saves_come_closer():
     roomy, tight = pace(grace_s=120), pace(grace_s=15)
     costs = {"pause_s": 8.0, "cost_s": 40.0, "step_s": 0.1}
     assert tight.saved(2, **costs).every_steps < roomy.saved(2, **costs).every_steps
-    assert "15 s" in tight.saved(2, **costs).why
+    assert "15.0 s" in tight.saved(2, **costs).why
     assert tight.is_grace_too_short(40)
     assert not roomy.is_grace_too_short(40)
 

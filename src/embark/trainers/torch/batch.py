@@ -106,6 +106,8 @@ class RawDecoder:
         self, layout: Layout, names: Sequence[str], num_rows: int, device: torch.device, num_batches: int = 1,
         *, spare_rows: int = 0,
     ) -> None:
+        if not layout.is_fixed:
+            raise ValueError("there are no raw batches where rows have different numbers of ids")
         where = layout.map(num_batches * num_rows + spare_rows)
         row_order = layout.row_order(num_batches * num_rows, spare_rows)
         self._row_order = row_order if spare_rows else None
