@@ -286,8 +286,10 @@ class Kubectl:
             logs = cluster.runs[owner].logs.get(name, "") if owner in cluster.runs else ""
             prefix = f"[pod/{name}/{names[0]}] " if command["--prefix"] else ""
             text += "".join(f"{prefix}{line}\n" for line in logs.splitlines())
-            if command["--follow"] and phase == "Running" and owner in cluster.runs:
-                cluster.advance(max(0.0, cluster.runs[owner].ends_at - cluster.clock.now))
+            if phase == "Running" and owner in cluster.runs:
+                # Who reads a log again and again sleeps in between, which is no program of this account.
+                cluster.advance(max(0.0, cluster.runs[owner].ends_at - cluster.clock.now) if command["--follow"] else
+                                STEP_S)
         return text
 
 

@@ -38,6 +38,7 @@ class Kubernetes(LaunchBackend):
     """The cluster that kubectl is set to when a run is launched; afterwards the one that the run is in."""
 
     name = "kubernetes"
+    poll_s = 5.0  # Each look reads the log of every pod.
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         job = make_job(spec, load_catalog())
