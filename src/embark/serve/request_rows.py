@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -54,24 +55,24 @@ class Scores:
         return tuple(rows)
 
 
-class RequestColumns:
+class RequestColumns(ABC):
     """The cells of a request."""
 
     __slots__ = ()
 
+    @abstractmethod
     def __len__(self) -> int:
         """Return the number of rows."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def names(self) -> Collection[str]:
         """The columns that a row has."""
-        raise NotImplementedError
 
+    @abstractmethod
     def column(self, name: str, parser: RowParser) -> Any:
         """Return the cells of a column as an Arrow array, null where a row has none; as numpy's array if all of them
         are numbers and the parser takes them."""
-        raise NotImplementedError
 
     def numbers(self) -> NumberRows | None:
         """Return all cells, with keys; None if the columns must be read one by one."""

@@ -59,20 +59,15 @@ class TrafficLog:
         `events.jsonl` there too. `version` describes the active version."""
         self._log, self._url = RotatingEventLog(folder / "events.jsonl") if folder else None, url
         self.add_version(version, is_start=True)
-        stopping = threading.Event()
 
-        def run() -> None:
-            while not stopping.wait(COUNT_EVERY_S):
-                if time.time() // WINDOW_S != self._written_s // WINDOW_S:  # at the same time on all replicas
-                    self.write(take())
+        def write_window() -> None:
+            if time.time() // WINDOW_S != self._written_s // WINDOW_S:  # at the same time on all replicas
+                self.write(take())
 
-        thread = threading.Thread(target=run, name="embark-record", daemon=True)
-        thread.start()
         try:
-            yield
+            with _repeated(write_window, "embark-record"):
+                yield
         finally:
-            stopping.set()
-            thread.join(10)
             self.write(take())
             self.add(Event("serve_end"))
             if self._log:
@@ -245,23 +240,11 @@ class Traffic:
     @contextmanager
     def running(self) -> Iterator[None]:
         """Count while the block runs."""
-        stopping = threading.Event()
-
-        def run() -> None:
-            while not stopping.wait(COUNT_EVERY_S):
-                try:
-                    self.count()
-                except Exception:
-                    _log.exception("traffic cannot be counted")
-
         self._model.observe(self.add_rows)
-        thread = threading.Thread(target=run, name="embark-traffic", daemon=True)
-        thread.start()
         try:
-            yield
+            with _repeated(self.count, "embark-traffic"):
+                yield
         finally:
-            stopping.set()
-            thread.join(10)
             self.count()
 
     def count(self) -> None:
@@ -315,3 +298,24 @@ class Traffic:
         answering = self._model.version
         return {version: counts[version].to_json(dict(statuses) if version == answering else {})
                 for version in {answering, *counts}}
+
+
+@contextmanager
+def _repeated(do: Callable[[], None], name: str) -> Iterator[None]:
+    """Call a function every COUNT_EVERY_S seconds, in a thread of this name, while the block runs."""
+    stopping = threading.Event()
+
+    def run() -> None:
+        while not stopping.wait(COUNT_EVERY_S):
+            try:
+                do()
+            except Exception:
+                _log.exception("traffic cannot be counted")
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join(10)
