@@ -127,7 +127,8 @@ class PrepareSpec(Section):
     them, up to `max_rows`. Tables, columns and the dense transform are taken from it. A relative path goes by the
     spec's own folder; given with `--set`, by the current directory."""
     dense: Literal["auto", "mlperf", "log", "none"] = "auto"
-    """`mlperf`: ln(x + 3), below −2 as −2. `log`: sign(x)·ln(1 + |x|). `auto`: `mlperf` for Criteo, else `log`."""
+    """`mlperf`: ln(x + 3), below −2 as −2. `log`: sign(x)·ln(1 + |x|). `none`: x itself. `auto`: `mlperf` for Criteo,
+    else `log`."""
     dense_bits: Literal[16, 32] = 32
     """Width of a stored dense value."""
     split: Literal["fraction", "file", "time"] = "fraction"

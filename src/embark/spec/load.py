@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from embark.errors import Mistake, SpecError, UserError, nearest
+from embark.errors import Mistake, SpecError, UserError, did_you_mean, near_names, nearest
 from embark.spec.paths import join_paths
 from embark.spec.run import RunSpec
 from embark.spec.toml import PRESETS, inline, line_of, section_in
@@ -112,9 +112,10 @@ def _read(source: str) -> tuple[str, Raw, str]:
         return "", PRESETS[source]().model_dump(exclude_unset=True), f"preset {source}"
     if os.path.isdir(source):
         raise UserError(f"{source}: is a directory", fix="name the TOML file; `embark init` writes a starter spec")
+    near = did_you_mean(near_names(source, [*PRESETS, *map(str, path.parent.glob("*.toml"))], 1))
     if path.suffix == ".toml" or "/" in source:
-        raise UserError(f"{source}: no such file", fix="`embark init` writes a starter spec")
-    raise UserError(f"{source}: neither a file nor a preset", fix=nearest(source, PRESETS))
+        raise UserError(f"{source}: no such file", fix=near or "`embark init` writes a starter spec")
+    raise UserError(f"{source}: neither a file nor a preset", fix=near or nearest(source, PRESETS))
 
 
 def _read_toml(path: Path) -> tuple[str, Raw, str]:

@@ -191,3 +191,21 @@ def test_a_run_that_tells_little_says_what_would_fill_the_gaps(tmp_path: Path, s
     for place in ("#phases", "#ranks", "#plan", "#prediction", "#money", "#machines"):
         page.wait_for_selector(f"{place} .empty")
         assert len(page.inner_text(f"{place} .empty")) > 20
+
+
+def test_the_list_shows_the_held_out_auc_and_tells_the_ninth_run_apart(tmp_path: Path, serve, open_page):
+    for number in range(9):
+        write_run(tmp_path / f"a-sweep-of-learning-rates-{number}", num_steps=1000)
+    page = open_page(serve(tmp_path).url)
+    page.wait_for_function("document.querySelectorAll('.runs .run').length === 9")
+    page.wait_for_function("""[...document.querySelectorAll('.pick .facts')].every(
+        (facts) => /^held-out AUC 0/.test(facts.innerText))""")
+    shown = page.eval_on_selector_all(".pick .facts", """all => all.map((facts) => {
+        const range = document.createRange();
+        range.setStart(facts.firstChild, 0);
+        range.setEnd(facts.firstChild, facts.firstChild.data.indexOf("·"));
+        return range.getBoundingClientRect().right <= facts.getBoundingClientRect().right;
+    })""")
+    assert shown == [True] * 9
+    swatches = page.eval_on_selector_all(".tick .swatch", "all => all.map((one) => one.style.background)")
+    assert len(set(swatches)) == 9

@@ -175,6 +175,16 @@ def test_an_unknown_preset_is_refused_with_the_nearest():
     assert "quickstart" in caught.value.fix
 
 
+@pytest.mark.parametrize("word", ["t.tml", "t.tom", "tt.toml"])
+def test_a_misspelt_file_is_refused_with_the_one_beside_it(tmp_path, monkeypatch, word):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.toml").write_text("")
+    for asked, meant in ((word, "t.toml"), (str(tmp_path / word), str(tmp_path / "t.toml"))):
+        with pytest.raises(UserError) as caught:
+            load_spec(asked)
+        assert caught.value.fix == f"did you mean {meant!r}?"
+
+
 def test_text_that_is_no_toml_is_refused(tmp_path):
     with pytest.raises(UserError, match="not TOML"):
         load_spec(write(tmp_path, "[model\n"))

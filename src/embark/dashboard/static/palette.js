@@ -12,6 +12,14 @@ export function dashOf(place) {
   return DASHES[Math.floor(place / NUM_COLOURS) % DASHES.length];
 }
 
+// In the list, stripes tell what dashes tell in a chart.
+export function swatchOf(place) {
+  const [on, off] = dashOf(place);
+  const colour = colourOf(place);
+  if (!on) return colour;
+  return `repeating-linear-gradient(135deg, ${colour} 0 ${on / 2}px, transparent ${on / 2}px ${(on + off) / 2}px)`;
+}
+
 let tokens = new Map();
 
 export function token(name) {

@@ -2,7 +2,7 @@
 
 import { fill, h, onChange } from "./dom.js";
 import { clock, count, duration, figure } from "./format.js";
-import { colourOf } from "./palette.js";
+import { swatchOf } from "./palette.js";
 import { choices, focused, isShown, server } from "./state.js";
 
 const MANY = 7;
@@ -57,7 +57,7 @@ export function runsPanel(root, { onFocus, onToggle }) {
           "aria-label": `Draw the curves of ${run.name}`,
           onchange: () => onToggle(run.id),
         }),
-        h("i", { cls: "swatch", style: { background: colourOf(place) } }),
+        h("i", { cls: "swatch", style: { background: swatchOf(place) } }),
       ),
       h(
         "button",
@@ -103,10 +103,11 @@ const progress = (run) =>
 
 function facts(run) {
   if (run.serving) return run.serving.text;
-  const parts = [run.num_steps ? `${count(run.step)} / ${count(run.num_steps)}` : `step ${count(run.step)}`];
+  const steps = run.num_steps ? `${count(run.step)} / ${count(run.num_steps)}` : `step ${count(run.step)}`;
+  const parts = [steps];
   if (run.state === "killed") parts.push(`last ${clock(run.last_s)}`);
   else if (run.state === "running" && run.seconds_left !== null) parts.push(`${duration(run.seconds_left)} left`);
-  else if (run.eval_auc !== null) parts.push(`held-out AUC ${figure(run.eval_auc)}`);
-  else if (run.loss !== null) parts.push(`training loss ${figure(run.loss)}`);
+  else if (run.eval_auc !== null) parts.unshift(`held-out AUC ${figure(run.eval_auc)}`); // before what may be cut off
+  else if (run.loss !== null) parts.unshift(`training loss ${figure(run.loss)}`);
   return parts.join(" · ");
 }
