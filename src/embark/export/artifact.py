@@ -447,16 +447,15 @@ def _check_ids(found: Artifact) -> None:
             refuse(f"rows.layout has the feature {name!r}, and rows.columns has no such column")
         if table and table.lookup and feature.rows > table.stored_rows:
             refuse(f"rows.layout: {name!r} has {feature.rows} rows, and its table {table.stored_rows}")
+        if keys is not None or ids is not None or (table and table.is_dynamic):
+            if keys is None or ids is None or keys.shape != ids.shape or keys.ndim != 1 or keys.dtype.kind != "u":
+                refuse(f"{name}.keys and {name}.ids are not keys and the id of each", ID_MAPS)
+            elif ids.dtype.kind not in "iu" or ids.min(initial=0) < 0 or ids.max(initial=0) >= feature.rows:
+                refuse(f"{name}.ids has ids from {ids.min(initial=0)} to {ids.max(initial=0)}, and the table has 0 to "
+                       f"{feature.rows - 1}", ID_MAPS)
         fewest = 1 if keys is None else 0
         if hashed_rows is None or not fewest <= hashed_rows <= feature.rows:
             refuse(f"rows.hashed_rows: {name!r} has {hashed_rows}, and not {fewest} to {feature.rows}")
-        if keys is None and ids is None and not (table and table.is_dynamic):
-            continue
-        if keys is None or ids is None or keys.shape != ids.shape or keys.ndim != 1 or keys.dtype.kind != "u":
-            refuse(f"{name}.keys and {name}.ids are not keys and the id of each", ID_MAPS)
-        elif ids.dtype.kind not in "iu" or ids.min(initial=0) < 0 or ids.max(initial=0) >= feature.rows:
-            refuse(f"{name}.ids has ids from {ids.min(initial=0)} to {ids.max(initial=0)}, and the table has 0 to "
-                   f"{feature.rows - 1}", ID_MAPS)
 
 
 def delta_chain(versions: CheckpointStore, chosen: Checkpoint, until: str = "") -> list[Checkpoint]:
