@@ -87,11 +87,11 @@ def event_time_s(value: Any) -> float | None:
     if isinstance(value, str):
         try:
             return moment(value).timestamp()
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
     try:
         seconds = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
     if not math.isfinite(seconds) or isinstance(value, bool):
         return None
