@@ -5,6 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -83,17 +84,14 @@ def json_cell(value: Any) -> str:
 
 
 def event_time_s(value: Any) -> float | None:
-    """Return seconds since 1970 from a number of seconds or milliseconds or from ISO 8601; None for anything else."""
+    """Return seconds since 1970 from a number of seconds or milliseconds or from ISO 8601; None for anything else, and
+    for times before 1970."""
+    seconds = math.nan
     if isinstance(value, str):
-        try:
-            return moment(value).timestamp()
-        except (ValueError, OverflowError):
-            pass
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    if not math.isfinite(seconds) or isinstance(value, bool):
-        return None
-    seconds = seconds / 1000 if abs(seconds) > _LAST_SECONDS else seconds
-    return seconds if abs(seconds) < _YEAR_10000_S else None
+        with suppress(ValueError, OverflowError):
+            seconds = moment(value).timestamp()
+    if math.isnan(seconds) and not isinstance(value, bool):
+        with suppress(TypeError, ValueError, OverflowError):
+            seconds = float(value)
+            seconds = seconds / 1000 if seconds > _LAST_SECONDS else seconds
+    return seconds if 0 <= seconds < _YEAR_10000_S else None
