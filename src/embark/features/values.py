@@ -71,6 +71,17 @@ def json_object(value: bytes | str | Mapping[str, Any]) -> Mapping[str, Any] | N
     return found if isinstance(found, dict) else None
 
 
+def json_line(line: bytes) -> Mapping[str, Any] | None:
+    """Read a JSON object of a file; None if it is anything else, or has half of a character, which no text can have."""
+    found = json_object(line)
+    if found is not None and (b"\\ud" in line or b"\\uD" in line):
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except (UnicodeEncodeError, RecursionError):
+            return None
+    return found
+
+
 def json_cell(value: Any) -> str:
     """Return a value as text; empty if there is none."""
     kind = type(value)

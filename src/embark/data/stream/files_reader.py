@@ -29,9 +29,9 @@ _Record = tuple[Row | bytes, str]  # What was read, and why it cannot be used, i
 
 
 class FilesReader:
-    """Reads one partition: the rows of all files, a file after the other. An offset has the name of a file, a row of it,
-    and what is known of the files: the size, the checksum and the number of rows of each of the last ones, and the name
-    up to which all others were read. So a file that appears under an earlier name, or grows, is noticed."""
+    """Reads one partition: the rows of all files, a file after the other. An offset has the name of a file, a row of
+    it, and what is known of the files: the size, the checksum and the number of rows of each of the last ones, and the
+    name up to which all others were read. So a file that appears under an earlier name, or grows, is noticed."""
 
     def __init__(self, path: str, late_files: Literal["read", "report"] = "read") -> None:
         self._path, self._reads_late = path, late_files == "read"
@@ -84,8 +84,10 @@ class FilesReader:
         self._nothing_new = "no new file"
         if not self._known and not self._floor:  # nothing was ever read: perhaps not what was meant
             is_there = "://" in self._path or Path(self._path).is_dir()
-            others = f"no file with a name that ends with {', '.join(KINDS[:-1])} or {KINDS[-1]} among its {len(entries)}"
-            self._nothing_new = others if entries else "no file yet" if is_there else "there is no such folder yet"
+            self._nothing_new = "no file yet" if is_there else "there is no such folder yet"
+            if entries:
+                self._nothing_new = (f"no file with a name that ends with {', '.join(KINDS[:-1])} or {KINDS[-1]} among "
+                                     f"its {len(entries)}")
         self._waiting, newest = [], max(self._known, default=self._floor)
         for name, size in ((entry.path, entry.size_bytes) for entry in entries if _is_data(entry.path)):
             before = self._known.get(name)
@@ -202,7 +204,8 @@ def _csv_rows(lines: Sequence[bytes]) -> list[_Record]:
     cells = [next(csv.reader([line.decode("utf-8", "surrogateescape").replace("\0", "")])) for line in lines]
     names = [name.removeprefix("\ufeff") for name in cells[0]] if cells else []
     return [(dict(zip(names, row, strict=True)), "") if len(row) == len(names) else
-            (line, f"its fields are {len(row)} instead of {len(names)}") for line, row in zip(lines[1:], cells[1:], strict=True)]
+            (line, f"its fields are {len(row)} instead of {len(names)}")
+            for line, row in zip(lines[1:], cells[1:], strict=True)]
 
 
 def _parquet_rows(batch: Any) -> list[_Record]:

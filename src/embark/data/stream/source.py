@@ -57,8 +57,8 @@ class StreamSource:
         self._tables = spec.model.table_list()
         self._id_dtype = np.int64 if spec.model.has_dynamic_tables else np.int32
         schema, prepare, self._encoder, self._fingerprint = _row_format(spec)
-        self._parser, label_parser = RowParser(schema, prepare), RowParser(replace(schema, dense=(), sparse=(), times=()),
-                                                                           prepare)
+        self._parser = RowParser(schema, prepare)
+        label_parser = RowParser(replace(schema, dense=(), sparse=(), times=()), prepare)
         label = spec.data.label
         stream = spec.stream
         self._settings = OrderSettings(label, stream.time_column, stream.bound_s, stream.key, stream.label_window_s)
@@ -321,8 +321,8 @@ class DropWatch:
                             fix="name the label, the dense columns and the tables as the records do: "
                                 "docs/guides/follow.md" + (f"; {letters} has some of them" if letters else ""))
         if num_dropped > self._max_share * num:
-            raise DataError(f"{format_count(num_dropped)} of the last {format_count(num)} records of the stream cannot be "
-                            f"trained on, more than stream.max_dropped_share = {self._max_share:g}: "
+            raise DataError(f"{format_count(num_dropped)} of the last {format_count(num)} records of the stream cannot "
+                            f"be trained on, more than stream.max_dropped_share = {self._max_share:g}: "
                             f"{_counted(self._newest)}",
                             fix=f"correct what sends them{f' ({letters} has some)' if letters else ''}, or set a "
                                 "larger share")

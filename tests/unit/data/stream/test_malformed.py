@@ -29,15 +29,16 @@ BATCH, NUM_STEPS = 48, 12
 
 def good_rows(num: int, seed: int = 0) -> list[dict]:
     chance = random.Random(seed)
-    return [{"t": 1.7e9 + number, "label": chance.randrange(2), "user": chance.randrange(301), "shop": chance.randrange(7),
-             "item": [chance.randrange(100) for _ in range(chance.randrange(4))],
+    return [{"t": 1.7e9 + number, "label": chance.randrange(2), "user": chance.randrange(301),
+             "shop": chance.randrange(7), "item": [chance.randrange(100) for _ in range(chance.randrange(4))],
              **{f"dense_{column}": chance.gauss(0, 1) for column in range(4)}} for number in range(num)]
 
 
 def spec_of(folder: Path, **stream: object) -> RunSpec:
     path = folder / f"{uuid4().hex}.toml"
     values = {"source": "files", "time_column": "t", **stream}
-    path.write_text(f"{SPEC}\n[stream]\n" + "".join(f"{name} = {json.dumps(value)}\n" for name, value in values.items()))
+    lines = [f"{name} = {json.dumps(value)}\n" for name, value in values.items()]
+    path.write_text(f"{SPEC}\n[stream]\n{''.join(lines)}")
     return load_spec(str(path))
 
 
@@ -89,7 +90,8 @@ def follow(spec: RunSpec, expected: list[Batch], folder: Path, num_steps: int = 
             found = take(source, step - first, first)
             if step < num_steps:
                 found += take(source, 1, step)  # it has read ahead of its checkpoint
-                run_dir.checkpoints.store.write(f"step-{step:09d}/stream.json", source.checkpoint_files(step)["stream.json"])
+                state_file = source.checkpoint_files(step)["stream.json"]
+                run_dir.checkpoints.store.write(f"step-{step:09d}/stream.json", state_file)
             assert_same(found, expected[first : first + len(found)])
             state = source.status(step)
     return state
@@ -129,7 +131,8 @@ def test_a_verdict_depends_on_the_record_alone(rows, tmp_path):
     assert not any(why for whys in among for why in whys)
 
 
-@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(codec=None), max_size=9),
+@given(st.recursive(st.none() | st.booleans() | st.integers() | st.floats()
+                    | st.text(st.characters(codec=None), max_size=9),
                     lambda some: st.lists(some, max_size=3) | st.dictionaries(st.text(max_size=3), some, max_size=3)),
        st.sampled_from([*ROW, "other"]))
 @settings(max_examples=150, deadline=None)
@@ -186,8 +189,8 @@ def test_bad_records_of_kafka_change_no_batch(rows, expected, tmp_path):
 OWN = """
 import datetime, decimal, json, pathlib
 RECORDS = [eval(line) for line in pathlib.Path({path!r}).read_text().splitlines()]
-ODD = [None, 17, [1], {{}}, {{"t": datetime.datetime(2024, 1, 1)}}, object(), "text", "", {{1: 2}}, {{"user": {{1, 2}}}},
-       {{"t": decimal.Decimal(17)}}, b"", {{"t": 1.7e9, "label": 1, "user": b"7"}}]
+ODD = [None, 17, [1], {{}}, {{"t": datetime.datetime(2024, 1, 1)}}, object(), "text", "", {{1: 2}},
+       {{"user": {{1, 2}}}}, {{"t": decimal.Decimal(17)}}, b"", {{"t": 1.7e9, "label": 1, "user": b"7"}}]
 class Source:
     def __init__(self, stream):
         pass
@@ -248,7 +251,7 @@ def test_a_share_that_the_spec_sets_stops_the_run(rows, tmp_path):
             if is_fine:
                 take(source, 20, 14)
                 continue
-            with pytest.raises(DataError, match=r"more than stream\.max_dropped_share = 0\.5: not a JSON object") as caught:
+            with pytest.raises(DataError, match=r"stream\.max_dropped_share = 0\.5: not a JSON object") as caught:
                 take(source, 20, 14)
             assert str(tmp_path / "dead_letters.jsonl") in caught.value.fix
 
@@ -275,4 +278,4 @@ def test_dead_letters_are_few_whole_and_never_fail(tmp_path, monkeypatch):
 def test_every_form_of_record_is_skipped(checker):
     used = [name for name, record in RECORDS.items() if not checker([usable.Message(0, record)])[0].why]
     assert set(used) <= {name for name in RECORDS if "time" in name or "year" in name or "month" in name}
-    assert NO_LINES <= set(RECORDS)
+    assert set(RECORDS) >= NO_LINES
