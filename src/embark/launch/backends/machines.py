@@ -167,7 +167,11 @@ class MachinesBackend(LaunchBackend):
 
 def submitted_s(handle: RunHandle) -> float | None:
     """When the run was submitted, in Unix time; None if its launch was interrupted or it is being cancelled."""
+    path = handle.folder / SUBMITTED
     try:
-        return float(json.loads((handle.folder / SUBMITTED).read_text())["time_s"])
+        return float(json.loads(path.read_text())["time_s"])
     except FileNotFoundError:
         return None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        raise UserError(f"{path}: is damaged: it does not say when {handle.name} was submitted",
+                        fix=f"embark cancel {handle.name}, then launch again") from None
