@@ -98,7 +98,7 @@ class ResilientFile:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened: `start plan predict note step ranks phases eval save resume change interrupt end
+    """One thing that happened: `begin start plan predict note step ranks phases eval save resume change interrupt end
     error`."""
 
     kind: str

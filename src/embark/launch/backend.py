@@ -82,6 +82,7 @@ class Status:
     fix: str = ""
     replicas: tuple[Replica, ...] = ()
     since_s: float | None = None  # Unix time when the run began.
+    ended_s: float | None = None  # When its last process ended, where that was recorded.
     num_restarts: int = 0
     is_recoverable: bool = False  # A `lost` run that the backend's `recover` may bring back.
 

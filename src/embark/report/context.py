@@ -67,7 +67,7 @@ def status_of(
         state = "deleted"
     elif not record.num_events:
         state = "waiting"
-    elif record.end:
+    elif record.end or record.interrupt:
         outcome = record.end.get("outcome")
         state = "finished" if outcome == "done" else "failed" if outcome == "failed" else "stopped"
     elif record.error:
