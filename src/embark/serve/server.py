@@ -89,7 +89,7 @@ def serve(
         with VersionPoller(uri, model, poll_s).running(), shared_cores(num_sharing):
             serve_scorer(model, endpoint, limits, on_start, record)
         return
-    load = partial(load, device=replace(device, kind="cpu"), is_checked=True)
+    load = partial(load, device=replace(device, kind="cpu"))
     token, certificate, num_threads = bearer_token(), endpoint.certificate, _threads_of_worker(num_workers)
     with shared_grpc_address(endpoint) as grpc_address:
         pool = WorkerPool(WorkerSettings(uri, name, load, limits_of_worker(limits, num_workers), token, certificate,
