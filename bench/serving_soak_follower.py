@@ -107,15 +107,15 @@ class Follower:
             assert ranks
             if ranks.codes(LIMIT_S) != [0]:
                 raise Difference(f"a follower ended with {ranks.codes()}:\n{one.output()}")
-        told = [{event["step"]: (event["loss"], event["auc"], event["stream"]["num_rows"])
-                 for event in one.events("step")} for one in (self.plain, self.run)]
+        told = [{event["step"]: (event["loss"], event["auc"]) for event in one.events("step")}
+                for one in (self.plain, self.run)]
         if told[0] != told[1]:
             first = min(step for step in told[0].keys() | told[1] if told[0].get(step) != told[1].get(step))
-            raise Difference(f"step {first} of the follower: (loss, AUC, rows) {told[1].get(first)} instead of "
-                             f"{told[0].get(first)}")
-        for event in self.run.events("step"):
-            if told[0][event["step"]] != (event["loss"], event["auc"], event["stream"]["num_rows"]):
-                raise Difference(f"step {event['step']} of the follower was another one once")
+            raise Difference(f"step {first} of the follower: loss and AUC {told[1].get(first)} instead of "
+                             f"{told[0].get(first)} of the run on the good records")
+        for step, losses in self.run.losses().items():
+            if set(losses) != {told[0][step][0]}:
+                raise Difference(f"step {step} of the follower was another one once: {losses}")
 
     def end(self) -> None:
         for run in (self.plain, self.run):

@@ -169,8 +169,8 @@ class Round:
     def a_run(self) -> SoakRun:
         return self.rng.choice(self.runs)
 
-    def export(self, run: SoakRun, *, delta: bool = False, num_rows: int = 60) -> None:
-        key = run.save_next(num_rows)
+    def export(self, run: SoakRun, *, delta: bool = False) -> None:
+        key = run.save_next()
         export_run(run.uri, self.place.uri, tables=self.tables, delta=delta)  # type: ignore[arg-type]
         self.must_hold(key, "after an export")
 
@@ -185,7 +185,7 @@ class Round:
 
     def publish_one(self) -> None:
         run = self.a_run()
-        key = run.save_next(60)
+        key = run.save_next()
         result = self.publish(run.uri)
         if result.refused:
             raise Difference(f"the gate refused what all bounds allow: {result.refused}")
@@ -194,7 +194,7 @@ class Round:
     def refused(self) -> None:
         """A version that the gate refuses is never current."""
         before, run = self.place.look(), self.a_run()
-        run.save_next(60)
+        run.save_next()
         result = self.publish(run.uri, STRICT)
         self.must_hold(before.key if result.refused else run.key, "after a verdict")
 
@@ -214,7 +214,7 @@ class Round:
     def retain(self) -> None:
         """Only the newest versions are kept, and what they need."""
         run = self.a_run()
-        key = run.save_next(60)
+        key = run.save_next()
         self.publish(run.uri, (*LAX, f"publish.keep_versions={self.rng.randint(1, 3)}"))
         self.must_hold(key, "after old versions were removed")
         open_artifact(self.place.uri)
@@ -250,7 +250,7 @@ class Round:
     def train_anew(self) -> None:
         """A run that was published is trained again under its name, to the same step."""
         run = self.a_run()
-        run.save_next(60)
+        run.save_next()
         self.publish(run.uri)
         key = run.train_anew(self.rng.randrange(1 << 30))
         self.publish(run.uri)
@@ -288,7 +288,7 @@ class Round:
 
     def kill_exporter(self) -> None:
         before, run = self.place.look(), self.a_run()
-        key = run.save_next(60)
+        key = run.save_next()
         delta = ("--delta",) if self.rng.random() < 0.5 else ()
         self.kill_soon(self.fork("export", run.uri, "--tables", self.tables, *delta), "exporter")
         if (held := self.place.look()).key not in (before.key, key):
@@ -298,7 +298,7 @@ class Round:
     def kill_publisher(self) -> None:
         """A publisher that is killed leaves the one version or the other; started again, it publishes."""
         before, run = self.place.look(), self.a_run()
-        key = run.save_next(60)
+        key = run.save_next()
         self.kill_soon(self.publisher(run), "publisher")
         if self.place.look().key not in (before.key, key):
             raise Difference("a version nobody published is current after a publisher was killed")
@@ -308,7 +308,7 @@ class Round:
     def kill_before_gate(self) -> None:
         """A publisher is killed as its version is current; one that is started after a rollback leaves that alone."""
         before, run = self.place.look(), self.a_run()
-        run.save_next(60)
+        run.save_next()
         self.code(self.publisher(run, die="write_gate"), -9)
         self.counts.kills["publisher"] += 1
         self.place.look()
@@ -330,7 +330,7 @@ class Round:
         """A rollback wins over a verdict that was made before it."""
         run = self.a_run()
         candidates = self.place.numbers_there()
-        run.save_next(60)
+        run.save_next()
         pid, mark = self.held(run)
         key = self.roll_back_to(self.rng.choice(candidates[-3:]))
         mark.unlink()
@@ -340,9 +340,9 @@ class Round:
     def two_publishers(self) -> None:
         """A publisher of an earlier step that comes late does not replace a later one."""
         run = self.a_run()
-        run.save_next(60)
+        run.save_next()
         pid, mark = self.held(run)
-        key = run.save_next(60)
+        key = run.save_next()
         self.code(self.publisher(run), 0)
         self.must_hold(key, "after the second of two publishers")
         mark.unlink()
@@ -403,14 +403,14 @@ class Round:
         held = self.place.look()
         self.place.damage(self.tensor_file(held.number), self.change())
         for _ in range(3):
-            self.compare_one(self.server.ask(self.rng.randrange(3)))
+            self.compare_one(self.server.must_answer(self.rng.randrange(3)))
         self.heal()
 
     def damage_next(self) -> None:
         """A version that is damaged before the server has seen it is refused."""
         self.settle()
         before, run = self.place.look(), self.a_run()
-        key = run.save_next(60)
+        key = run.save_next()
         result = self.publish(run.uri, STRICT)  # a candidate that is not current
         if not result.refused:
             return
@@ -425,7 +425,7 @@ class Round:
         middle = self.place.look()
         self.export(run, delta=True)
         before = self.place.look()
-        key = run.save_next(60)
+        key = run.save_next()
         result = self.publish(run.uri, STRICT)
         if not result.refused or result.parent != before.number:
             return
@@ -440,7 +440,7 @@ class Round:
         rollback(self.place.uri, number)
         until = time.monotonic() + LIMIT_S
         while self.server.refused_version() != number:
-            answer = self.server.ask()
+            answer = self.server.must_answer()
             if answer.version == number:
                 self.compare_one(answer)
                 raise Difference(f"version {number} is damaged, and answers")

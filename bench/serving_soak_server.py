@@ -87,6 +87,15 @@ class Server:
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port, timeout=LIMIT_S)
 
+    def must_answer(self, block: int = 0) -> Answer:
+        """Ask where nothing was killed."""
+        try:
+            return self.ask(block)
+        except (OSError, http.client.HTTPException) as error:
+            code = self.zygote.code(self.pid, 1.0)
+            raise Difference(f"the server does not answer ({error!r}; it {'runs' if code is None else f'ended: {code}'}"
+                             f"):\n{self.tail()}") from None
+
     def ask(self, block: int = 0) -> Answer:
         with closing(self.connect()) as connection:
             sent_s = time.monotonic()
