@@ -67,7 +67,7 @@ class Round:
         self.place = Place(place, self.scores)
         self.runs = [SoakRun(folder, f"run-{number}", rng.randrange(1 << 30), self.scores) for number in range(2)]
         self.server = Server(zygote, place, folder, workers, env, plant)
-        self.clients = Clients(self.server, 2, 0.15, str(rng.random()))
+        self.clients = Clients(self.server, 2, 0.4, str(rng.random()))
         self.follower: Follower | None = None
         self.pids: list[int] = []
 
