@@ -88,7 +88,7 @@ class WorkerPool:
 
     def prepare(self, wanted: int) -> None:
         """Prepare a version in every process, or in none."""
-        fetch_version(self._settings.uri, wanted, self.version)
+        fetch_version(self._settings.uri, wanted)
         try:
             self._on_all("load", wanted, is_needed=True)
         except EmbarkError:
@@ -119,7 +119,7 @@ class WorkerPool:
         return next(iter(names.values()))  # type: ignore[no-any-return]
 
     def _load_first(self, version: int | None) -> int:
-        version = fetch_version(self._settings.uri, version)
+        version = fetch_version(self._settings.uri, version).version
         self._on_all("load", version, is_needed=True)
         return version
 
