@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from exported_runs import COLUMNS, draw_rows
 from limits import HANG_S
@@ -86,3 +91,19 @@ def is_closed(client) -> bool:
     except OSError:
         return True
     return False
+
+
+@contextmanager
+def served_by_process(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
+    """`embark serve` as a process of its own, and a client; it is killed if it has not ended."""
+    process = subprocess.Popen([sys.executable, "-m", "embark", "serve", *words, "--port", "0", "--json"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.stdout
+        lines = list(itertools.takewhile(lambda line: line != b"}\n", process.stdout))
+        assert lines, process.stderr and process.stderr.read().decode()
+        about = json.loads(b"".join(lines) + b"}")
+        yield process, Client(Listening(**{key: about[key] for key in Listening.__dataclass_fields__}))
+    finally:
+        process.kill()
+        process.communicate()

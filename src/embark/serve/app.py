@@ -182,8 +182,10 @@ class ModelServer:
         self.traffic.add_status(route, status)
 
     def check_token(self, given: bytes) -> None:
-        """Raise if a request's header does not have the server's token."""
-        if self._token and not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+        """Raise if a request's header does not have the server's token. The scheme may be in any case."""
+        scheme, _, token = given.partition(b" ")
+        is_right = hmac.compare_digest(token.lstrip(b" "), self._token.encode()) and scheme.lower() == b"bearer"
+        if self._token and not is_right:
             raise Refusal(401, "a bearer token is required", {"WWW-Authenticate": "Bearer"})
 
     def check_model(self, name: str, version: str = "", *, answered_by: int | None = None) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import select
 import signal
 import socket
 import threading
@@ -27,7 +28,7 @@ from prometheus_client.core import Metric
 
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import fetch_version
-from embark.serve.endpoint import MAX_CONNECTIONS
+from embark.serve.endpoint import GRACE_S, MAX_CONNECTIONS, is_ready, refuse_new_clients
 from embark.serve.served_model import VersionChange
 from embark.serve.server_metrics import add_up, metrics_text
 from embark.serve.traffic import TrafficLog, Window
@@ -228,11 +229,10 @@ class WorkerPool:
         with self._signals():
             on_start()
             try:
-                self._accept(listener)
+                self._accept(listener, self._stopping.is_set)
             finally:
                 self._stopping.set()
-                listener.close()
-                self._drain()
+                self._drain(listener)
 
     def polling(self, poll_s: float) -> AbstractContextManager[None]:
         """Switch to versions that become current while the block runs; with 0, never."""
@@ -269,17 +269,17 @@ class WorkerPool:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket, is_done: Callable[[], bool], wait_s: float | None = None) -> None:
         listener.setblocking(False)
         self._woken.setblocking(False)
-        while not self._stopping.is_set():
+        while not is_done():
             with self._lock:
                 sources: dict[Any, _Worker | None] = {listener: None, self._woken: None}
                 for worker in self._workers:
                     sources |= {worker.handed: worker, worker.process.sentinel: worker}
             if len(sources) == 2:
                 raise Fault("no worker process is left", fix=_FEWER)
-            for ready in wait(list(sources)):
+            for ready in wait(list(sources), wait_s):
                 known = sources[ready]
                 if ready is listener:
                     self._hand_out(listener)
@@ -297,6 +297,9 @@ class WorkerPool:
 
     def _hand_out(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
+            if not any(is_ready(worker.handed, select.POLLOUT) for worker in self._workers):  # clients wait meanwhile
+                time.sleep(0.01)
+                return
             try:
                 client, _address = listener.accept()
             except BlockingIOError:
@@ -314,12 +317,22 @@ class WorkerPool:
                         worker.num_open += 1
                         break
 
-    def _drain(self) -> None:
+    def _drain(self, listener: socket.socket) -> None:
+        """Hand out every client that the kernel has accepted, and wait for the workers, which answer them."""
         with self._lock:
             workers = list(self._workers)
         for worker in workers:
             worker.process.terminate()
-        ends_s = time.monotonic() + DRAIN_S + _EXIT_S
+        started_s = time.monotonic()
+        ends_s = started_s + DRAIN_S + _EXIT_S
+        refuse_new_clients(listener.getsockname()[1])
+        with suppress(Fault):
+            self._accept(listener, lambda: (time.monotonic() > started_s + GRACE_S and not is_ready(listener))
+                         or time.monotonic() > ends_s, 0.01)
+        listener.close()
+        for worker in workers:
+            with suppress(OSError):
+                worker.handed.shutdown(socket.SHUT_WR)
         for worker in workers:
             worker.process.join(max(0.0, ends_s - time.monotonic()))
 
