@@ -44,9 +44,11 @@ class Worker(threading.local):
 
     zygote: Zygote | None = None
 
-    def get(self) -> Zygote:
+    def get(self, plant: str) -> Zygote:
         if self.zygote is None:
-            path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+            here = Path(__file__).parent
+            path = os.pathsep.join([str(here), *([str(here / "planted")] if plant else []),
+                                    os.environ.get("PYTHONPATH", "")])
             self.zygote = Zygote((*TORCH, *SERVING), PYTHONPATH=path, CUDA_VISIBLE_DEVICES="")
         return self.zygote
 
@@ -63,7 +65,7 @@ def play(number: int, seed: int, stores: list[str], plant: str, s3_port: int, nu
         store, workers, tables = rng.choice(stores), rng.choice([1, 1, 2]), rng.choice(["fp32", "fp32", "int8"])
         counts.case = f"{store}, {workers} workers, {tables}"
         place = f"s3://models/{folder.name}/at" if store == "bucket" else str(folder / "at")
-        round_ = Round(folder, place, rng, WORKER.get(), s3_env(s3_port) if s3_port else {}, plant, counts,
+        round_ = Round(folder, place, rng, WORKER.get(plant), s3_env(s3_port) if s3_port else {}, plant, counts,
                        workers=workers, tables=tables)
         round_.play(num_actions, only)
     except Stopped:

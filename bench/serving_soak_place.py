@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from soak_comparison import Difference
 
 from embark.export.artifact import ID_MAPS, WEIGHTS, current_version, open_versions, read_gate
-from embark.export.delta import TENSOR_FILES
+from embark.export.delta import TENSOR_FILES, identity_of
 from embark.serve.request_rows import JsonColumns
 from embark.serve.version_poller import load_scorer
 from embark.store import Checkpoint, open_store
@@ -198,8 +198,4 @@ class Place:
 
     def files(self, number: int) -> Sequence[str]:
         return [one.path for one in open_store(self.uri).list(f"version-{number:09d}/")]
-
-
-def identity_of(version: Checkpoint) -> str:
-    return str(getattr(version, "identity", ""))
 

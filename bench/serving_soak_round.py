@@ -250,8 +250,9 @@ class Round:
     def train_anew(self) -> None:
         """A run that was published is trained again under its name, to the same step."""
         run = self.a_run()
-        run.save_next()
+        key = run.save_next()
         self.publish(run.uri)
+        self.must_hold(key, "after publishing")
         key = run.train_anew(self.rng.randrange(1 << 30))
         self.publish(run.uri)
         self.must_hold(key, "after a run was trained anew and published")
@@ -309,7 +310,7 @@ class Round:
         """A publisher is killed as its version is current; one that is started after a rollback leaves that alone."""
         before, run = self.place.look(), self.a_run()
         run.save_next()
-        self.code(self.publisher(run, die="write_gate"), -9)
+        self.code(self.publisher(run, die_after="set_current"), -9)
         self.counts.kills["publisher"] += 1
         self.place.look()
         self.roll_back_to(before.number)
