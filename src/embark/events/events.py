@@ -348,14 +348,16 @@ class RotatingEventLog:
         self._log = EventLog(path)
 
     def emit(self, event: Event, opening: Event) -> None:
-        """Append an event; `opening` is the first event of every file, without which the others could not be read."""
+        """Append an event; `opening` is the first event of every file, without which the others could not be read. The
+        file may have been emptied meanwhile."""
         num_bytes = self._path.stat().st_size
         if num_bytes and num_bytes + len(event.to_json()) + 1 > self._max_bytes:
             self._log.close()
             self._path.replace(self._path.with_suffix(".1.jsonl"))
             self._log = EventLog(self._path)
-            if opening is not event:
-                self._log.emit(opening)
+            num_bytes = 0
+        if not num_bytes and opening is not event:
+            self._log.emit(opening)
         self._log.emit(event)
 
     def close(self) -> None:

@@ -250,10 +250,12 @@ def acquire(
 
 def newest_holder(store: ObjectStore) -> Holder | None:
     """Return who holds the run, or released it last; None if nobody ever did."""
-    while tokens := _tokens(store):
+    before: list[int] = []
+    while (tokens := _tokens(store)) != before:
         with suppress(NotFound):  # a later holder removes the files of earlier ones
             return Holder.parse(max(tokens), store.read(_path(max(tokens))))
-    return None
+        before = tokens
+    return Holder(max(tokens)) if tokens else None  # listed, yet not there: a link to nothing
 
 
 def current_holder(store: ObjectStore) -> Holder | None:
