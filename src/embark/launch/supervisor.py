@@ -274,7 +274,7 @@ def read(path: Path) -> dict[str, Any] | None:
         value = found.get(name) if isinstance(found, dict) else None
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise DamagedFile(f"{path}: {name} is {json.dumps(value)[:80]}, not of type {kind.__name__}")
-        if kind in (int, float) and not -MAX_NUMBER < value < MAX_NUMBER:
+        if isinstance(value, (int, float)) and not -MAX_NUMBER < value < MAX_NUMBER:
             raise DamagedFile(f"{path}: {name} is {str(value)[:80]}, which is out of range")
     return dict(found)
 

@@ -132,9 +132,9 @@ def open_run(run: ResolvedRun, world: Ranks, opener: RunOpener, *, fresh: bool) 
         try:
             if opener.begun is None:
                 opener.begin(run.spec, fresh=fresh)
-            if not isinstance(opener.begun, RunDir):
+            if isinstance(opener.begun, EmbarkError):
                 raise opener.begun
-            run_dir = opener.begun
+            run_dir = opener.begun or run_dir
             last_step, changes = _inspect(run_dir, run)
         except EmbarkError as error:
             refused = error

@@ -197,8 +197,8 @@ def test_the_list_shows_the_held_out_auc_and_tells_the_ninth_run_apart(tmp_path:
     for number in range(9):
         write_run(tmp_path / f"a-sweep-of-learning-rates-{number}", num_steps=1000)
     page = open_page(serve(tmp_path).url)
-    page.wait_for_function("document.querySelectorAll('.runs .run').length === 9")
-    page.wait_for_function("""[...document.querySelectorAll('.pick .facts')].every(
+    page.wait_for_function("() => document.querySelectorAll('.runs .run').length === 9")
+    page.wait_for_function("""() => [...document.querySelectorAll('.pick .facts')].every(
         (facts) => /^held-out AUC 0/.test(facts.innerText))""")
     shown = page.eval_on_selector_all(".pick .facts", """all => all.map((facts) => {
         const range = document.createRange();

@@ -138,13 +138,13 @@ def test_a_begin_and_its_start_are_one_attempt():
     assert spent.usd == pytest.approx(522)
 
 
-def test_a_start_without_the_number_of_the_begin_before_it_is_another_attempt():
+def test_a_start_with_another_number_than_the_begin_is_another_attempt():
     spent = spending([begin(10, 1), start(100, age_s=20.0, usd_per_hour=3600.0), *steps(100, 0, 10)])
     assert spent is not None
     assert (spent.num_without_step, spent.without_step_s, spent.waiting_s) == (1, 2.0, 22.0)
 
 
-def test_starts_that_were_killed_while_loading_count_to_their_last_sign_of_life():
+def test_starts_killed_while_loading_count_to_their_last_sign_of_life():
     events = [begin(10, 1), begin(100, 2, **killed(9.9, 20)), begin(200, 3, **killed(99.9, 250))]
     spent = spending(events, ended_s=205.0)
     assert spent is not None
