@@ -82,7 +82,7 @@ class Round:
             self.stop_server: 2, self.damage_current: 1, self.damage_next: 2, self.missing_link: 1}
         if self.server.workers > 1:
             weights |= {self.kill_worker: 3, self.kill_server: 1, self.stop_server: 1}
-        if self.rng.random() < 0.35:
+        if self.rng.random() < 0.35 or "kill_follower" in only:
             self.follower = Follower(self.zygote, self.folder, self.rng, self.plant)
             weights |= {self.kill_follower: 6, self.publish_follower: 3}
         weights = {action: weight for action, weight in weights.items() if not only or action.__name__ in only}
