@@ -31,6 +31,7 @@ from embark.store.errors import NotFound
 
 CHECKPOINT, CHECKPOINT_TIME = "checkpoint", "checkpoint_time_s"
 """Keys of a commit record: the identity of the checkpoint that was exported, and when it was saved."""
+WRITTEN_OVER = "written_over"  # Key of a candidate's commit record: the text of `current.json` before it was written.
 NUMBERS = "numbers.json"
 MAX_DELTAS = 64  # Deltas after which a full version is written.
 MAX_SHARE = 0.5  # The share of the full version's bytes that its deltas may take together.
@@ -74,6 +75,7 @@ def write_version(contents: VersionContents, uri: str, *, delta: bool = False, c
     """Write the next version at `uri` without making it current. A `candidate` does not become current either if there
     is no `current.json`."""
     versions, info = open_versions(uri), contents.info
+    over = current(versions).text if candidate else None
     changes, why_full = _changes(contents, versions) if delta else (_Delta(), "")
     text = info.model_dump_json(indent=1).encode() + b"\n"
     number = _next_number(versions)
@@ -92,7 +94,8 @@ def write_version(contents: VersionContents, uri: str, *, delta: bool = False, c
     marks = {path.removeprefix(f"{folder}/"): mark for path, mark in store.marks.items()}
     made_of = contents.checkpoint
     source = {CHECKPOINT: identity_of(made_of), CHECKPOINT_TIME: made_of.values.get("time_s")} if made_of else {}
-    values = {**about, **source, "eval": info.metrics, **changes.values, **({CANDIDATE: True} if candidate else {})}
+    values = {**about, **source, "eval": info.metrics, **changes.values, **(
+        {CANDIDATE: True, WRITTEN_OVER: over.decode() if over else None} if candidate else {})}
     versions.commit(number, marks, values)
     written = Checkpoint(number, marks, values)
     return WrittenVersion(

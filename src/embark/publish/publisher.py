@@ -30,7 +30,7 @@ from embark.export.artifact import (
 )
 from embark.export.delta import PARENT, identity_of
 from embark.export.export_run import export_uri, read_contents
-from embark.export.write_version import CHECKPOINT, CHECKPOINT_TIME, write_version
+from embark.export.write_version import CHECKPOINT, CHECKPOINT_TIME, WRITTEN_OVER, write_version
 from embark.formatting import to_finite
 from embark.publish.gate import GateVerdict, earlier_gate, judge, to_record
 from embark.publish.gate_rows import GateRows, open_gate_rows
@@ -41,7 +41,6 @@ from embark.store.checkpoint_inspect import TrainedRun, find_trained
 from embark.trainers import build_index
 
 POLL_S = 1.0
-JUDGED_AGAINST = "judged_against"  # Key of a verdict before the switch: the text of `current.json` when it was made.
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +85,7 @@ def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = 
     started_s = time.perf_counter()
     candidate = _candidate(versions, trained)
     record = read_gate(versions, candidate.step) if candidate else None
-    if candidate is not None and record is not None and JUDGED_AGAINST not in record:
+    if candidate is not None and record is not None:
         return _result(versions, trained, candidate, record, is_new=False)
     verdict = None
     with open_gate_rows(trained, bounds) if bounds.gate else nullcontext() as rows:
@@ -95,46 +94,46 @@ def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = 
             candidate = versions.find(write_version(contents, uri, delta=True, candidate=True).version)
             assert candidate is not None
         exported_s = time.perf_counter()
-        while record is None or not _switch(versions, trained, candidate, record):
+        while record is None:
             against = current(versions)
             verdict = _judged(trained, rows, open_artifact(uri, candidate.step), against, versions, bounds) \
                 if rows else None
-            record = to_record(verdict) if verdict else {
-                "passed": True, "why": "", "notes": ["published without a gate"]}
-            record[JUDGED_AGAINST] = _text_of(against)
+            record = _settled(versions, trained, candidate, against, to_record(verdict) if verdict else {
+                "passed": True, "why": "", "notes": ["published without a gate"]})
+    write_gate(versions, candidate.step, record)
     if record["passed"]:
         _remove_old(versions, bounds.keep_versions)
     found = _result(versions, trained, candidate, record, is_new=True)
     return replace(found, verdict=verdict, export_s=exported_s - started_s, gate_s=time.perf_counter() - exported_s)
 
 
-def _switch(versions: CheckpointStore, trained: TrainedRun, candidate: Checkpoint, record: dict[str, Any]) -> bool:
-    """Make a version that passed current, if `current.json` is still what its verdict was made against, and write the
-    verdict. Whoever exported or rolled back meanwhile prevails. Return False if another publisher was faster, so that
-    the version must be judged against that one's.
+def _settled(
+    versions: CheckpointStore, trained: TrainedRun, candidate: Checkpoint, against: CurrentVersion,
+    record: dict[str, Any],
+) -> dict[str, Any] | None:
+    """Make a version that passed current, unless someone exported or rolled back since it was written, or a later step
+    was published. Return its record, or None if another publisher was faster, so that the version must be judged
+    against that one's.
 
-    A publisher that is killed goes on here: the verdict is written before the switch with what was current, so that
-    what was current and was rolled back since is not made current again.
+    What was current when the version was written stands in its commit record. So a publisher that was killed anywhere,
+    and judges the version again, does not undo a rollback either.
     """
-    seen = record.pop(JUDGED_AGAINST)
-    now = current(versions)
-    if record["passed"]:
-        newer_step = _newer_step(versions, trained, now)
-        if _text_of(now) == seen and not newer_step:
-            write_gate(versions, candidate.step, {**record, JUDGED_AGAINST: seen})
-            try:
-                now = set_current(versions, candidate.step, reason="publish", expected=now)
-            except CurrentChanged as error:
-                now = error.now
-        if now.version != candidate.step:
-            newer_step = newer_step or _newer_step(versions, trained, now)
+    if not record["passed"]:
+        return record
+    text = against.text.decode() if against.text else None
+    now, newer_step = against, _newer_step(versions, trained, against)
+    if not newer_step and (against.reason == "publish" or candidate.values.get(WRITTEN_OVER, text) == text):
+        try:
+            now = set_current(versions, candidate.step, reason="publish", expected=against)
+        except CurrentChanged as error:
+            now, newer_step = error.now, _newer_step(versions, trained, error.now)
             if now.reason == "publish" and not newer_step:
-                return False
-            record["not_current"] = f"version {now.version} is current, which is of step {newer_step:,} of the run" \
-                if newer_step else f"version {now.version} was made current" \
-                f"{f' by `embark {now.reason}`' if now.reason else ''} while this one was judged"
-    write_gate(versions, candidate.step, record)
-    return True
+                return None
+    if now.version == candidate.step:
+        return record
+    by = f" by `embark {now.reason}`" if now.reason else ""
+    return {**record, "not_current": f"version {now.version} is current, which is of step {newer_step:,} of the run"
+            if newer_step else f"version {now.version} was made current{by} since this one was written"}
 
 
 def _newer_step(versions: CheckpointStore, trained: TrainedRun, now: CurrentVersion) -> int:
@@ -147,10 +146,6 @@ def _newer_step(versions: CheckpointStore, trained: TrainedRun, now: CurrentVers
     served_s, saved_s = (to_finite(found) or 0.0 for found in (
         served.values.get(CHECKPOINT_TIME), saved.values.get("time_s")))
     return step if newest and min(step, newest[0].step) > saved.step and served_s > saved_s else 0
-
-
-def _text_of(now: CurrentVersion) -> str | None:
-    return None if now.text is None else now.text.decode()
 
 
 def check(run: str, *, to: str = "", sets: Sequence[str] = ()) -> CheckResult:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.request import Request, urlopen
 
 import obstore
@@ -118,8 +118,8 @@ class CloudStore(ObjectStore):
             found = obstore.get(self._store, normalize_path(path))
             if bytes(found.bytes()) != expected:
                 return False
-            seen: UpdateVersion = {"e_tag": found.meta["e_tag"], "version": found.meta["version"]}
-            obstore.put(self._store, normalize_path(path), data, mode=seen)
+            seen = {key: found.meta.get(key) for key in ("e_tag", "version") if found.meta.get(key)}  # Google's: both
+            obstore.put(self._store, normalize_path(path), data, mode=cast("UpdateVersion", seen))
         except FileNotFoundError:
             return False
         except PreconditionError:

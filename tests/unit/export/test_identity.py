@@ -64,10 +64,13 @@ def rewrite_mark(uri: str, version: int, change) -> None:
 @pytest.mark.parametrize("is_number_reused", [False, True])
 def test_a_delta_is_not_applied_to_what_had_its_parents_number(uri, training, is_number_reused):
     """A server holds version 3, which is deleted after a rollback; two deltas of version 2 follow."""
-    for _ in range(3):
+    for _ in range(2):
         export_run(training.save(), uri, delta=True)
+    second = dict(training.weights)
+    export_run(training.save(), uri, delta=True)
     held = open_artifact(uri, 3)
     rollback(uri, 2)
+    training.weights = second  # so that rows of the deleted version are in no later delta
     versions = open_versions(uri)
     versions.remove(3)
     if is_number_reused:  # as by earlier Embark, or at a URI where everything was deleted
@@ -110,15 +113,15 @@ def test_arrays_that_a_delta_was_written_into_are_no_version_any_more(uri, train
     for _ in range(3):
         export_run(training.save(), uri, delta=True)
     held = open_artifact(uri, 1)
-    open_artifact(uri, 2, onto=held)
+    open_artifact(uri, 3, onto=held)
     assert_same(open_artifact(uri, 2, onto=held), open_artifact(uri, 2))
     held = open_artifact(uri, 1)
     store, path = open_versions(uri).store, f"version-{2:09}/{DELTA}"
     good = store.read(path)
     (name, rows), *_ = ((name, rows) for name, rows in held.weights.items() if len(rows) == 4_000)
-    pieces = [in_memory(f"{WEIGHTS}/{name}", rows + 1), in_memory(f"{WEIGHTS}/none#values", rows)]  # the second fails
+    pieces = [in_memory(f"{WEIGHTS}/{name}", rows + 1), in_memory(f"{WEIGHTS}/zzz#values", rows)]  # the second fails
     forge(uri, 2, {DELTA: b"".join(file_of(pieces, {})[1])})
-    with pytest.raises(DataError, match="do not fit tensor none"):
+    with pytest.raises(DataError, match="do not fit tensor zzz"):
         open_artifact(uri, 2, onto=held)
     forge(uri, 2, {DELTA: good})
     assert_same(open_artifact(uri, 2, onto=held), open_artifact(uri, 2))
