@@ -165,6 +165,7 @@ def _plain_text(values: Values, _step: str) -> str:
 
 
 _TEXTS: dict[str, Callable[[Values, str], str]] = {
+    "begin": lambda v, _: "began to load",
     "start": lambda v, _: f"started at step {format_count(v.get('first_step'))} of {format_count(v.get('num_steps'))}",
     "resume": lambda v, step: f"resumed from {step}",
     "warm_start": lambda v, _: f"warm start with the weights {warm_start_text(v)}",

@@ -23,11 +23,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -46,7 +48,7 @@ from pydantic import (
 )
 
 from embark.data.prepared import Layout
-from embark.errors import DataError, Fault, UserError
+from embark.errors import DataError, EmbarkError, Fault, UserError
 from embark.export.delta import (
     DELTA,
     PARENT,
@@ -76,6 +78,7 @@ INFO, WEIGHTS, ID_MAPS, ITEMS = "artifact.json", "weights.safetensors", "id_maps
 CURRENT, GATE = "current.json", "gate.json"
 _OTHER = "choose another version with --version or `embark rollback`, or export the run again"
 CANDIDATE = "candidate"  # Set in a commit record: the version becomes current only when `current.json` names it.
+_log = logging.getLogger("embark.export")
 DENSE = "dense."  # Prefix of the names of the dense network's weights.
 
 
@@ -237,6 +240,14 @@ def open_versions(uri: str) -> CheckpointStore:
     return CheckpointStore(open_store(uri.rstrip("/") or uri), kind="version")
 
 
+class VersionId(NamedTuple):
+    """A version: its number, and its content."""
+
+    version: int
+    identity: str
+    chain: tuple[Checkpoint, ...] = ()  # Once it is fetched: the full version that it goes back to, and the deltas.
+
+
 @dataclass(frozen=True, slots=True)
 class CurrentVersion:
     """The version that is scored and served with, and how it came to be."""
@@ -329,18 +340,18 @@ def write_gate(versions: CheckpointStore, version: int, record: Mapping[str, Any
 
 
 def open_artifact(
-    uri: str, version: int | None = None, onto: Artifact | None = None, *, identity: str = "", is_checked: bool = False,
+    uri: str, version: int | VersionId | None = None, onto: Artifact | None = None, *, identity: str = "",
 ) -> Artifact:
     """Open the current version at `uri`, or the given one, after checking its files; from an object store through a
     folder of the user's cache. With `identity` it must have that content. If it has the content of `onto`, or is a
     delta of that, directly or through other deltas, the deltas are written into the arrays of `onto`, which must not be
-    used any more. With `is_checked`, `fetch_version` was called before, and the files are not read again."""
-    uri = uri.rstrip("/") or uri
+    used any more. What `fetch_version` returned is opened from there, without a look at `uri`."""
+    uri, is_fetched = uri.rstrip("/") or uri, isinstance(version, VersionId) and bool(version.chain)
     versions, chain = _chain(uri, version, identity, onto.identity if onto else "")
     if onto and identity_of(chain[0]) == onto.identity:
-        found = _advanced(uri, versions, chain, onto)
+        found = _advanced(uri, versions, chain, onto, is_fetched=is_fetched)
     else:
-        folders = _folders(versions, chain, is_checked=is_checked)
+        folders = _folders(versions, chain, is_fetched=is_fetched)
         found = Artifact(uri, chain[-1].step, folders[-1], _read_info(folders[-1] / INFO), chain[-1].num_bytes,
                          deltas=tuple(folders[1:]), base=folders[0] if len(folders) > 1 else None,
                          identities=tuple(identity_of(one) for one in chain))
@@ -349,24 +360,31 @@ def open_artifact(
     return found
 
 
-class VersionId(NamedTuple):
-    """A version: its number, and its content."""
+def fetch_version(
+    uri: str, version: int | VersionId | None = None, have: str = "", *, identity: str = "",
+) -> VersionId:
+    """Copy the files of the current version, or of the given one, into the user's cache, unless they are there, and
+    check the copies. With `identity` it must have that content. Files that the version with the identity `have`
+    consists of too are skipped.
 
-    version: int
-    identity: str
-
-
-def fetch_version(uri: str, version: int | None = None, have: str = "", *, identity: str = "") -> VersionId:
-    """Bring the files of the current version, or of the given one, to this machine and check them. With `identity` it
-    must have that content. Files that the version with the identity `have` consists of too are skipped."""
+    A server maps its tables: a file that was shortened at `uri` would end it, and one that was written over would
+    change its answers. A copy on disk may be larger than memory, unlike one there, and all workers share its pages.
+    """
     versions, chain = _chain(uri, version, identity, have)
-    _folders(versions, chain[1:] if identity_of(chain[0]) == have else chain, is_checked=False)
-    return VersionId(chain[-1].step, identity_of(chain[-1]))
+    for one in chain[1:] if identity_of(chain[0]) == have and len(chain) > 1 else chain:
+        _fetch(versions, one)
+    return VersionId(chain[-1].step, identity_of(chain[-1]), tuple(chain))
 
 
-def _chain(uri: str, version: int | None, identity: str, until: str) -> tuple[CheckpointStore, list[Checkpoint]]:
+def _chain(uri: str, version: int | VersionId | None, identity: str, until: str,
+           ) -> tuple[CheckpointStore, Sequence[Checkpoint]]:
     """Return the versions at a URI, and the delta chain of the chosen one."""
     versions = open_versions(uri)
+    if isinstance(version, VersionId):
+        if version.chain:
+            found = [number for number, one in enumerate(version.chain) if identity_of(one) == until]
+            return versions, version.chain[found[0] if found else 0 :]
+        version, identity = version.version, version.identity
     if version is None:
         named = current(versions)
         version, identity = named.version, identity or named.identity
@@ -391,20 +409,21 @@ def short_identity(identity: str) -> str:
     return identity[:12]
 
 
-def _folders(versions: CheckpointStore, chain: Sequence[Checkpoint], *, is_checked: bool) -> list[Path]:
+def _folders(versions: CheckpointStore, chain: Sequence[Checkpoint], *, is_fetched: bool) -> list[Path]:
     """Return the folder of each version of a chain. The weights of a delta are checked after they are put together."""
     skipped = WEIGHTS if len(chain) > 1 and DELTA not in chain[0].files else ""
-    return [_on_this_machine(versions, one, skipped=skipped if one is chain[0] else "", is_checked=is_checked)
+    return [_on_this_machine(versions, one, skipped=skipped if one is chain[0] else "", is_fetched=is_fetched)
             for one in chain]
 
 
-def _advanced(uri: str, versions: CheckpointStore, chain: Sequence[Checkpoint], onto: Artifact) -> Artifact:
+def _advanced(uri: str, versions: CheckpointStore, chain: Sequence[Checkpoint], onto: Artifact, *,
+              is_fetched: bool) -> Artifact:
     """Return the last version of a chain that begins with `onto`."""
     if len(chain) == 1:
         same = copy(onto)
         vars(same).update(uri=uri, version=chain[0].step)
         return same
-    folders = [_on_this_machine(versions, one) for one in chain[1:]]
+    folders = [_on_this_machine(versions, one, is_fetched=is_fetched) for one in chain[1:]]
     weights, id_maps, identities = onto.weights, onto.id_maps, onto.identities
     vars(onto).update(identities=())  # from here on its arrays are those of no version
     for folder in folders:
@@ -517,24 +536,57 @@ def _suggested_uri(uri: str) -> str:
 
 
 def _on_this_machine(
-    versions: CheckpointStore, chosen: Checkpoint, *, skipped: str = "", is_checked: bool = False,
+    versions: CheckpointStore, chosen: Checkpoint, *, skipped: str = "", is_fetched: bool = False,
 ) -> Path:
     """Return the local folder of a version whose files match their checksums, except for `skipped`, which is checked
-    later. Files of an object store that are absent or damaged are fetched."""
-    here, uri = versions, versions.store.uri.removeprefix("file://")
-    folder = Path(uri) / chosen.name
-    if "://" in uri:
-        folder = _fetched(versions) / f"{chosen.step}-{identity_of(chosen)[:16]}" / chosen.name
-        here = open_versions(str(folder.parent))
-        wanted = [name for name in chosen.files if not is_checked and here.damages(chosen, [name])]
-        versions.store.download_many([(f"{chosen.name}/{name}", folder / name) for name in wanted])
-    if not is_checked and (damages := here.damages(chosen, [name for name in chosen.files if name != skipped])):
-        raise DataError(f"{versions.where(chosen.step)} is damaged: {damages[0]}", fix=_OTHER)
+    later. Those of an object store are fetched."""
+    folder = _own_folder(versions, chosen)
+    if is_fetched:
+        copied = _copy_folder(versions, chosen)
+        return copied if folder is None or copied.is_dir() else folder
+    if folder is None:
+        return _fetch(versions, chosen)
+    _check(versions, versions, chosen, [name for name in chosen.files if name != skipped])
     return folder
 
 
+def _own_folder(versions: CheckpointStore, chosen: Checkpoint) -> Path | None:
+    """Return the folder that a version was exported to; None in an object store."""
+    uri = versions.store.uri.removeprefix("file://")
+    return None if "://" in uri else Path(uri) / chosen.name
+
+
+def _copy_folder(versions: CheckpointStore, chosen: Checkpoint) -> Path:
+    return _fetched(versions) / f"{chosen.step}-{identity_of(chosen)[:16]}" / chosen.name
+
+
+def _fetch(versions: CheckpointStore, chosen: Checkpoint) -> Path:
+    """Return the folder of the user's cache with checked copies of a version's files."""
+    folder, own = _copy_folder(versions, chosen), _own_folder(versions, chosen)
+    here = open_versions(str(folder.parent))
+    wanted = [name for name in chosen.files if here.damages(chosen, [name])]
+    try:
+        with suppress(NotFound):  # which is found below
+            versions.store.download_many([(f"{chosen.name}/{name}", folder / name) for name in wanted])
+    except EmbarkError as error:
+        if own is None:
+            raise
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        _log.warning("%s is served from there, where nothing may change it: it cannot be copied to %s (EMBARK_CACHE): "
+                     "%s", own, folder, error.what)
+        _check(versions, versions, chosen, list(chosen.files))
+        return own
+    _check(versions, here, chosen, wanted)
+    return folder
+
+
+def _check(versions: CheckpointStore, here: CheckpointStore, chosen: Checkpoint, names: Sequence[str]) -> None:
+    if damages := here.damages(chosen, names):
+        raise DataError(f"{versions.where(chosen.step)} is damaged: {damages[0]}", fix=_OTHER)
+
+
 def remove_fetched(versions: CheckpointStore, keep: Collection[Path]) -> None:
-    """Delete what was fetched from an object store, except for these folders."""
+    """Delete the copies of versions, except for these folders."""
     for folder in _fetched(versions).glob("*/*"):
         if folder not in keep:
             shutil.rmtree(folder.parent, ignore_errors=True)

@@ -78,7 +78,7 @@ def test_a_delta_is_not_applied_to_what_had_its_parents_number(uri, training, is
     written = [export_run(training.save(), uri, delta=True) for _ in range(2)]
     assert [one.version for one in written] == ([3, 4] if is_number_reused else [4, 5])
     assert [one.parent for one in written] == [2, written[0].version]
-    assert fetch_version(uri, have=held.identity) == (written[1].version, written[1].identity)
+    assert fetch_version(uri, have=held.identity)[:2] == (written[1].version, written[1].identity)
     assert_same(open_artifact(uri, onto=held), open_artifact(uri))
 
 
