@@ -109,8 +109,9 @@ def plant_unseen_rollback() -> None:
     """A publisher makes its version current, whatever was made current since its verdict."""
     from embark.publish import publisher
 
-    set_current = publisher.set_current
-    publisher._switch = lambda versions, trained, candidate, record: (  # type: ignore[assignment]
-        record.pop(publisher.JUDGED_AGAINST),
-        record["passed"] and set_current(versions, candidate.step, reason="publish"),
-        publisher.write_gate(versions, candidate.step, record), True)[-1]
+    def settled(versions: Any, trained: Any, candidate: Any, against: Any, record: dict[str, Any]) -> dict[str, Any]:
+        if record["passed"]:
+            publisher.set_current(versions, candidate.step, reason="publish")
+        return record
+
+    publisher._settled = settled

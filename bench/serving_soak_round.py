@@ -131,7 +131,7 @@ class Round:
         self.place.settle()
 
     def is_of(self, answer: Answer, held: Held) -> bool:
-        return answer.version == held.number and answer.identity in ("", held.identity) and \
+        return answer.version == held.number and held.identity.startswith(answer.identity) and \
             not self.scores.num_wrong(held.key, answer.block, answer.scores)
 
     def compare(self) -> None:
@@ -147,7 +147,8 @@ class Round:
 
     def compare_one(self, answer: Answer) -> None:
         allowed = self.place.allowed(answer.sent_s)
-        named = [held for held in allowed if held.number == answer.version and answer.identity in ("", held.identity)]
+        named = [held for held in allowed if held.number == answer.version
+                 and held.identity.startswith(answer.identity)]
         if not named:
             raise Difference(f"version {answer.version} {answer.identity} answered, and was not current: "
                              f"{[held.number for held in allowed]} were")
