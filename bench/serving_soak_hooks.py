@@ -95,7 +95,13 @@ def plant_unchecked_switch() -> None:
     from embark.export import artifact
     from embark.store import CheckpointStore
 
-    CheckpointStore.damages = lambda *_, **__: []  # type: ignore[method-assign]
+    damages = CheckpointStore.damages
+
+    def absences(self: CheckpointStore, committed: Any, *words: Any) -> list[str]:
+        there = {entry.path for entry in self.store.list(committed.name)}
+        return [one for one in damages(self, committed, *words) if one.partition(":")[0] not in there]
+
+    CheckpointStore.damages = absences  # type: ignore[method-assign]
     artifact._check_tensors = lambda *_, **__: None
 
 
@@ -103,8 +109,9 @@ def plant_unseen_rollback() -> None:
     """A publisher makes its version current, whatever was made current since its verdict."""
     from embark.publish import publisher
 
-    set_current = publisher.set_current
-    publisher._switch = lambda versions, trained, candidate, record: (  # type: ignore[assignment]
-        record.pop(publisher.JUDGED_AGAINST),
-        record["passed"] and set_current(versions, candidate.step, reason="publish"),
-        publisher.write_gate(versions, candidate.step, record), True)[-1]
+    def settled(versions: Any, trained: Any, candidate: Any, against: Any, record: dict[str, Any]) -> dict[str, Any]:
+        if record["passed"]:
+            publisher.set_current(versions, candidate.step, reason="publish")
+        return record
+
+    publisher._settled = settled

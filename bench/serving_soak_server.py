@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from serving_soak_place import BODIES, NUM_BLOCKS
 from soak_comparison import Difference
 
+from embark.serve.app import IDENTITY
+
 LIMIT_S = 60.0
 HOOK = "serving_soak_hooks:disturb"
 
@@ -52,7 +54,7 @@ def read_answer(response: http.client.HTTPResponse, sent_s: float, block: int) -
     body = json.loads(response.read())
     if response.status != 200:
         raise http.client.HTTPException(f"status {response.status}: {body}")
-    return Answer(sent_s, time.monotonic(), body["version"], body.get("identity", ""), block,
+    return Answer(sent_s, time.monotonic(), body["version"], response.getheader(IDENTITY, ""), block,
                   np.array(body["scores"], dtype=np.float64))
 
 

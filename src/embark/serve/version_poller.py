@@ -154,7 +154,7 @@ class VersionPoller:
                     remove_fetched(self._versions, keep)  # A rollback needs the one before.
                 if self._stopping.is_set():
                     return
-            self._model.set_state(wanted.version, None)
+            self._model.set_state(self._model.current, None)
         except Exception as error:
             if not isinstance(error, EmbarkError):
                 _log.exception("version %s cannot be loaded", wanted and wanted.version)
