@@ -136,7 +136,7 @@ def test_an_unreadable_row_has_a_reason_and_the_others_their_scores(artifact):
             {"name": name, "shape": [3], "data": [row[name] for row in rows]} for name in COLUMNS]})
 
     scored, inferred = while_serving(artifact, use)
-    assert scored["scores"][0] == scored["scores"][2] is not None
+    assert scored["scores"][0] == pytest.approx(scored["scores"][2], abs=1e-6)
     assert scored["scores"][1] is None
     assert scored["errors"] == [{"row": 1, "why": "column 'price': 'cheap' is not a number"}]
     assert (inferred[0], "row 1" in inferred[1]["error"]) == (400, True)
@@ -144,10 +144,16 @@ def test_an_unreadable_row_has_a_reason_and_the_others_their_scores(artifact):
 
 def test_a_request_that_cannot_be_read_fails_alone(artifact, monkeypatch):
     scorer = RequestScorer(artifact, ExportedModel(artifact).score)
-    alone = scorer.score([JsonColumns(ROWS[:2])])
+    (alone,) = scorer.score([JsonColumns(ROWS[:2])])
+
+    def is_alone(found: Scores) -> bool:
+        """The number of rows that are scored together may decide how a CPU sums."""
+        return found.errors == alone.errors and found.scores == pytest.approx(alone.scores, abs=1e-6)
+
     nested = JsonColumns([{**ROWS[0], "word": ["u7"]}])
     before, _, after = scorer.score([JsonColumns(ROWS[:2]), nested, JsonColumns(ROWS[:2])])
-    assert [before] == [after] == alone
+    assert is_alone(before)
+    assert is_alone(after)
     parse = scorer._parser.parse
 
     def broken(column, where, name):
@@ -158,7 +164,8 @@ def test_a_request_that_cannot_be_read_fails_alone(artifact, monkeypatch):
     monkeypatch.setattr(scorer._parser, "parse", broken)
     defect = JsonColumns([{**ROWS[0], "word": "defect"}])
     before, failed, after = scorer.score([JsonColumns(ROWS[:2]), defect, JsonColumns(ROWS[:2])])
-    assert [before] == [after] == alone
+    assert is_alone(before)
+    assert is_alone(after)
     assert isinstance(failed, Fault)
 
 
@@ -261,9 +268,32 @@ def test_without_the_token_only_health_is_answered(artifact, monkeypatch):
     def use(client):
         return [client("GET", path, None, headers)[0] for path, headers in (
             ("/v2/health/ready", {}), ("/v2", {}), ("/metrics", {}), ("/v2", {"Authorization": "Bearer no"}),
-            ("/v2", {"Authorization": "Bearer sécret".encode().decode("latin-1")}))]
+            *(("/v2", {"Authorization": f"{words}sécret".encode().decode("latin-1")}) for words in (
+                "Bearer ", "bearer ", "BEARER  ", "Basic ", "Bearer", "")))]
 
-    assert while_serving(artifact, use) == [200, 401, 401, 401, 200]
+    assert while_serving(artifact, use) == [200, 401, 401, 401, 200, 200, 200, 401, 401, 401]
+
+
+def test_a_tensor_whose_values_are_not_of_its_datatype_is_refused(artifact):
+    def infer(client, **changes):
+        tensors = {name: {"name": name, "shape": [1, 1], "datatype": "BYTES", "data": [ROWS[0][name]]}
+                   for name in COLUMNS if name != "tags"}
+        tensors["tags"] = {"name": "tags", "shape": [1], "datatype": "BYTES", "data": [["a"]]}
+        tensors["number"] |= {"datatype": "INT64", "data": [3]} | changes
+        status, answer, _ = client("POST", "/v2/models/clicks/infer", {"inputs": list(tensors.values())})
+        return status, answer.get("error", "")
+
+    def use(client):
+        return [infer(client, **changes) for changes in (
+            {}, {"data": [None]}, {"datatype": "FP128"}, {"datatype": "INT8", "data": [2.99]},
+            {"datatype": "UINT8", "data": [-1]}, {"datatype": "INT8", "data": [300]})]
+
+    *right, fp128, fraction, negative, large = while_serving(artifact, use)
+    assert right == [(200, "")] * 2
+    assert (fp128[0], fp128[1].partition(",")[0]) == (400, "input 'number': its datatype is 'FP128'")
+    assert [fraction, negative, large] == [
+        (400, f"input 'number': {value} is no {datatype}") for value, datatype in (
+            ("2.99", "INT8"), ("-1", "UINT8"), ("300", "INT8"))]
 
 
 @pytest.mark.parametrize("token", ["", " ", "secret\n", " secret"])
