@@ -126,7 +126,8 @@ class CsvReader(_ArrowReader):
 
     def _refuse_other_encodings(self, column: Callable[[str], Any], starts: Any, file: InputFile) -> None:
         """Refuse words that are not UTF-8: a server, which gets UTF-8, would never find their ids."""
-        for name in {one.source for one in self._schema.sparse if one.kind == "text"}:
+        words = {one.source for one in self._schema.sparse if one.kind == "text"}
+        for name in (one for one in self._parser.columns if one in words):
             try:
                 column(name).cast(pa.large_binary()).cast(pa.large_string())
             except pa.ArrowInvalid:

@@ -1,6 +1,7 @@
 """Cells of an Arrow column as numbers and as keys; those that cannot be read are marked, never raised."""
 
 import re
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -260,10 +261,9 @@ def _integers(array: Any) -> tuple[Hashes, Mask | None]:
 
 def _integers_of_text(array: Any) -> tuple[Hashes, Mask | None]:
     text = as_text(array)
-    try:
-        return _integers(text.cast(pa.int64()))
-    except pa.ArrowInvalid:
-        pass
+    if not (buffers_of(array)[2] > ord("9")).any():  # pyarrow would read 0x10 where all cells are integers to it
+        with suppress(pa.ArrowInvalid):
+            return _integers(text.cast(pa.int64()))
     # One by one: among cells that a cast to 64 bits with sign refuses, few are distinct.
     encoded = as_bytes(array).dictionary_encode()
     found = [_integer(word) for word in encoded.dictionary.to_pylist()]
@@ -273,10 +273,7 @@ def _integers_of_text(array: Any) -> tuple[Hashes, Mask | None]:
 
 
 def _integer(word: bytes) -> int | None:
-    """Return an integer of 64 bits, with sign or without, or hexadecimal behind 0x, as pyarrow's cast reads it; None if
-    it is anything else."""
-    if re.fullmatch(b"0[xX][0-9a-fA-F]{1,16}", word):
-        return int(word, 16)
+    """Return an integer of 64 bits, with sign or without; None if it is anything else."""
     value = int(word) if len(word) <= 40 and re.fullmatch(INTEGER.encode(), word) else 1 << 64
     return value if -(1 << 63) <= value < 1 << 64 else None
 
