@@ -34,8 +34,8 @@ RECORDS: dict[str, bytes] = {
     "not JSON": b"label=1 user=7", "HTML": b"<html>502 Bad Gateway</html>", "cut short": changed()[:-9],
     "two objects": changed() + changed(),
     "an object and more": changed() + b" x", "a comma too much": b'{"label": 1,}',
-
-      "single quotes": b"{'label': 1}", "a list": b"[1, 2]", "a list of rows": b"[" + changed() + b"]", "a number": b"17",
+    "single quotes": b"{'label': 1}",
+    "a list": b"[1, 2]", "a list of rows": b"[" + changed() + b"]", "a number": b"17",
     "a text": b'"label"', "null": b"null", "true": b"true", "an empty object": b"{}",
     "Latin-1": json.dumps({**ROW, "user": "café"}, ensure_ascii=False).encode("latin-1"),
     "UTF-8 cut short": b'{"user": "caf\xc3', "UTF-16 of nothing": b"\xff\xfe",

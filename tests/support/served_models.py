@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 
 from exported_runs import COLUMNS, draw_rows
 from limits import HANG_S
@@ -32,12 +32,11 @@ class Client:
         self.url, self.grpc, self.address = listening.url, listening.grpc, listening.url.removeprefix("http://")
 
     def __call__(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None):
-        connection = http.client.HTTPConnection(self.address, timeout=HANG_S)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        connection.request(method, path, data, headers or {})
-        response = connection.getresponse()
-        data, kind = response.read(), response.headers.get("content-type", "")
-        connection.close()
+        with closing(http.client.HTTPConnection(self.address, timeout=HANG_S)) as connection:
+            connection.request(method, path, data, headers or {})
+            response = connection.getresponse()
+            data, kind = response.read(), response.headers.get("content-type", "")
         found = json.loads(data) if kind == "application/json" else data.decode() if kind.startswith("text") else data
         return response.status, found, response.headers
 

@@ -24,8 +24,9 @@ def publish(
 ) -> ExitCode:
     """Publish a run's newest checkpoint: export it as a delta, measure it, and make it current if it passes the gate.
 
-    [publish] in its spec has the URI and the gate's bounds. A version that is refused, or passed over because someone
-    rolled back meanwhile, is kept and not served: exit code 1.
+    [publish] in its spec has the URI and the gate's bounds. A refused version is kept and not served: exit code 1.
+
+    So is one during whose publication someone rolled back.
 
     Parameters
     ----------

@@ -209,7 +209,8 @@ def replay_finished(run_dir: RunDir, step: int, spec: RunSpec, view: Sequence[Si
     newest = {event.kind: event for event in events if event.kind in ("eval", "end")}
     newest["end"] = Event("end", {**newest["end"].values, "run_dir": run_dir.uri} if newest else
                           {"outcome": "done", "step": step, "run_dir": run_dir.uri})
-    has_stopped_early = bool((newest["end"].values.get(EARLY_STOPPING) or {}).get("has_stopped"))
+    state = newest["end"].values.get(EARLY_STOPPING)
+    has_stopped_early = isinstance(state, dict) and bool(state.get("has_stopped"))
     for sink in view:
         options = _how_to_continue(run_dir, spec.train, step, has_stopped_early=has_stopped_early)
         text = f"{run_dir.uri} is finished: {step} steps. {options}"

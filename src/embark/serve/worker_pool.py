@@ -41,7 +41,7 @@ PRELOADED = ("embark.serve.worker", "embark.trainers.torch.scoring.open_model") 
 MAX_RESTART_S = 60.0  # Longest pause between two attempts to replace a process.
 _EXIT_S = 10.0
 _ACCEPTED_AT_ONCE = 64
-_FEWER = "see the log; with too little memory, choose fewer --workers"
+_FEWER = "see the log; after signal 9 with too little memory, choose fewer --workers"
 _log = logging.getLogger("embark.serve")
 
 
@@ -71,6 +71,7 @@ class WorkerPool:
         self._stopping = threading.Event()
         self._wake, self._woken = socket.socketpair()
         self._active = self._previous = self._prepared = VersionId(0, "")  # The previous one is kept for a rollback.
+        self._why = ""  # Why a process is missing.
         self.current: int | None = None
         self.refused: VersionChange | None = None
 
@@ -202,6 +203,7 @@ class WorkerPool:
                 except (EmbarkError, OSError) as error:
                     if self._stopping.is_set():
                         return
+                    self._why = f"it cannot be replaced: {error}"
                     _log.warning("a worker process cannot be replaced yet: %s", error)
                     self._end(worker)
             self._stopping.wait(delay_s)
@@ -292,7 +294,7 @@ class WorkerPool:
                 for worker in self._workers:
                     sources |= {worker.handed: worker, worker.process.sentinel: worker}
             if len(sources) == 2:
-                raise Fault("no worker process is left", fix=_FEWER)
+                raise Fault(f"no worker process is left: {self._why}", fix=_FEWER)
             for ready in wait(list(sources), wait_s):
                 known = sources[ready]
                 if ready is listener:
@@ -304,6 +306,7 @@ class WorkerPool:
                     with suppress(OSError):
                         known.num_open -= len(known.handed.recv(4_096))
                 elif known and known in self._workers:
+                    self._why = f"the last one ended ({_how(known.process)})"
                     _log.warning("worker process %s ended (%s); another one is started", known.process.pid,
                                  _how(known.process))
                     self._remove(known)
@@ -353,4 +356,6 @@ class WorkerPool:
 
 def _how(process: BaseProcess) -> str:
     code = process.exitcode
+    if code == -signal.SIGBUS:
+        return "signal 7: a file that it mapped was shortened, or cannot be read"
     return "still running" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"

@@ -132,4 +132,5 @@ def test_on_a_gpu_numbers_have_the_scores_of_their_rows(artifacts):
     assert len(np.unique(expected)) > 15
     assert np.array_equal(model.score_numbers(several), expected)
     many = [*several, *several, *several]  # more than the largest graph takes
-    assert np.array_equal(model.score_numbers(many), np.tile(expected, 3))
+    # A row has another place in a batch of another size, and a CPU may sum it in another order there.
+    assert np.abs(model.score_numbers(many) - np.tile(expected, 3)).max() <= 1e-6

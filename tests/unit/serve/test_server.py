@@ -136,7 +136,7 @@ def test_an_unreadable_row_has_a_reason_and_the_others_their_scores(artifact):
             {"name": name, "shape": [3], "data": [row[name] for row in rows]} for name in COLUMNS]})
 
     scored, inferred = while_serving(artifact, use)
-    assert scored["scores"][0] == scored["scores"][2] is not None
+    assert scored["scores"][0] == pytest.approx(scored["scores"][2], abs=1e-6)
     assert scored["scores"][1] is None
     assert scored["errors"] == [{"row": 1, "why": "column 'price': 'cheap' is not a number"}]
     assert (inferred[0], "row 1" in inferred[1]["error"]) == (400, True)
@@ -144,10 +144,16 @@ def test_an_unreadable_row_has_a_reason_and_the_others_their_scores(artifact):
 
 def test_a_request_that_cannot_be_read_fails_alone(artifact, monkeypatch):
     scorer = RequestScorer(artifact, ExportedModel(artifact).score)
-    alone = scorer.score([JsonColumns(ROWS[:2])])
+    (alone,) = scorer.score([JsonColumns(ROWS[:2])])
+
+    def is_alone(found: Scores) -> bool:
+        """The number of rows that are scored together may decide how a CPU sums."""
+        return found.errors == alone.errors and found.scores == pytest.approx(alone.scores, abs=1e-6)
+
     nested = JsonColumns([{**ROWS[0], "word": ["u7"]}])
     before, _, after = scorer.score([JsonColumns(ROWS[:2]), nested, JsonColumns(ROWS[:2])])
-    assert [before] == [after] == alone
+    assert is_alone(before)
+    assert is_alone(after)
     parse = scorer._parser.parse
 
     def broken(column, where, name):
@@ -158,7 +164,8 @@ def test_a_request_that_cannot_be_read_fails_alone(artifact, monkeypatch):
     monkeypatch.setattr(scorer._parser, "parse", broken)
     defect = JsonColumns([{**ROWS[0], "word": "defect"}])
     before, failed, after = scorer.score([JsonColumns(ROWS[:2]), defect, JsonColumns(ROWS[:2])])
-    assert [before] == [after] == alone
+    assert is_alone(before)
+    assert is_alone(after)
     assert isinstance(failed, Fault)
 
 

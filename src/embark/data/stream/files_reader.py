@@ -190,7 +190,9 @@ def read_rows(name: str, data: bytes) -> tuple[list[_Record], str]:
             table = parquet.read_table(io.BytesIO(data))
             return [row for batch in table.to_batches() for row in _parquet_rows(batch)], ""
         lines = [line for line in data.splitlines() if line.strip()]
-        rows = _csv_rows(lines) if name.endswith(".csv") else [(line, "") for line in lines]
+        rows: list[_Record] = [(line, "") for line in lines]
+        if name.endswith(".csv"):
+            rows = _csv_rows(lines)
     except Exception as error:  # whatever is wrong with a file, the next ones are read
         return [], f"the file cannot be read: {str(error).partition(chr(10))[0]:.200}"
     if rows and not data.endswith((b"\n", b"\r")) and (rows[-1][1] or json_object(rows[-1][0]) is None):

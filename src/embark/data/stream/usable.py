@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,6 @@ from embark.data.stream.records import Message, Row
 from embark.errors import EmbarkError
 from embark.features.rows import RawRows
 from embark.features.values import json_object
-from embark.store.atomic_file import scratch_for
 
 MAX_RECORD_BYTES = 16 << 20
 FIRST_LETTERS, LATER_LETTERS = 20, 1_000  # Of each reason the first records are kept, then one of so many.
@@ -67,9 +67,8 @@ class RowCheck:
                           {name: cell for name, cell in row.items() if name in self._columns})
         if not _SCALARS.issuperset(map(type, flat.values())):
             for name, cell in flat.items():
-                for kind in set(map(type, cell if isinstance(cell, list) else (cell,))) - _SCALARS:
-                    what = {dict: "an object", list: "a list of lists"}.get(kind, f"a Python {kind.__name__}")
-                    return replace(message, why=f"column {name!r}: holds {what}")
+                if not _SCALARS.issuperset(map(type, cell if isinstance(cell, list) else (cell,))):
+                    return replace(message, why=f"column {name!r}: a cell is no text, number or list of these")
         return Message(message.offset, flat, message.time_s)
 
 
@@ -128,7 +127,6 @@ class DeadLetters:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lines: list[bytes] | None = None
 
     def add(self, partition: str, message: Message, why: str, number: int) -> bool:
         """Keep a record, the `number`th that was skipped for this reason, unless enough of them are there; a run that
@@ -138,27 +136,16 @@ class DeadLetters:
         offset = message.offset[:2] if isinstance(message.offset, list) else message.offset
         line = json.dumps({"partition": partition, "offset": offset, "reason": why, "number": number,
                            "excerpt": _excerpt(message.value)}).encode() + b"\n"
-        try:
-            self._write(line)
-        except OSError:
-            self._lines = None
+        with suppress(OSError):
+            lines = self.path.read_bytes().splitlines(keepends=True) if self.path.exists() else []
+            if line not in lines:
+                lines.append(line)
+                if sum(map(len, lines)) > MAX_LETTERS_BYTES:
+                    del lines[: len(lines) // 2]
+                part = self.path.with_suffix(".part")
+                part.write_bytes(b"".join(lines))
+                part.replace(self.path)
         return True
-
-    def _write(self, line: bytes) -> None:
-        if self._lines is None:
-            self._lines = self.path.read_bytes().splitlines(keepends=True) if self.path.is_file() else []
-        if line in self._lines:
-            return
-        is_torn = bool(self._lines) and not self._lines[-1].endswith(b"\n")
-        self._lines.append(line)
-        if not is_torn and sum(map(len, self._lines)) <= MAX_LETTERS_BYTES:
-            with self.path.open("ab") as file:
-                file.write(line)
-            return
-        whole = [one for one in self._lines if one.endswith(b"\n")]
-        self._lines = whole[len(whole) // 2 :] if sum(map(len, whole)) > MAX_LETTERS_BYTES else whole
-        with scratch_for(self.path) as scratch:
-            scratch.write_bytes(b"".join(self._lines))
 
 
 def _excerpt(value: Any) -> str:

@@ -13,6 +13,7 @@ from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch.backend import (
     CancelResult,
+    DamagedRecord,
     LaunchBackend,
     LaunchRequest,
     LogLine,
@@ -172,6 +173,5 @@ def submitted_s(handle: RunHandle) -> float | None:
         return float(json.loads(path.read_text())["time_s"])
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        raise UserError(f"{path}: is damaged: it does not say when {handle.name} was submitted",
-                        fix=f"embark cancel {handle.name}, then launch again") from None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise DamagedRecord(f"{path}: time_s cannot be read: {error!r}", path) from error

@@ -83,10 +83,12 @@ def test_vectors_rows_and_state_are_those_of_the_book(world_of, num_devices, cap
 
 
 @pytest.mark.parametrize(("capacity", "line_width"), [(1, 0), (3, 0), (24, 16)])
-def test_neither_rounds_nor_lines_change_a_bit(world_of, capacity, line_width):
-    """With room for one row a round at a time there are dozens of rounds."""
+def test_neither_rounds_nor_lines_change_a_value(world_of, capacity, line_width):
+    """With room for one row a round at a time there are dozens of rounds. Each is another program, in which the
+    compiler may join other products and sums into one operation, which rounds once."""
     plain = exchanged(world_of(4), 24, 0)
     other = exchanged(world_of(4), capacity, line_width)
-    assert np.array_equal(plain[0], other[0])
+    np.testing.assert_allclose(other[0], plain[0], rtol=1e-6, atol=1e-6)
     for kind in (1, 2):
-        assert all(np.array_equal(a, b) for a, b in zip(plain[kind], other[kind], strict=True))
+        for found, expected in zip(other[kind], plain[kind], strict=True):
+            np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
