@@ -328,8 +328,10 @@ def read_gate(versions: CheckpointStore, version: int) -> dict[str, Any] | None:
     """Return the gate's verdict on a version that was written to be published, or None if there is none yet."""
     try:
         found = json.loads(versions.store.read(f"{checkpoint_name(version, 'version')}/{GATE}"))
-        return found if isinstance(found, dict) else None
-    except (NotFound, ValueError):
+        if isinstance(found, dict) and isinstance(found.get("passed"), bool) and isinstance(found.get("why"), str):
+            return found
+        return None
+    except (NotFound, ValueError, RecursionError):
         return None
 
 

@@ -103,6 +103,8 @@ def write_version(contents: VersionContents, uri: str, *, delta: bool = False, c
         parent=changes.values.get(PARENT), num_changed_rows=changes.num_rows, why_full=why_full)
 
 
+_MAX_NUMBER = 10**17  # Larger ones would not name a folder of a version.
+
 def _next_number(versions: CheckpointStore) -> int:
     """Take a number that no version at this URI ever had, also one whose folder was deleted since."""
     while True:
@@ -110,7 +112,8 @@ def _next_number(versions: CheckpointStore) -> int:
         try:
             text = versions.store.read(NUMBERS)
             last = int(json.loads(text)["last"])
-        except (NotFound, ValueError, TypeError, KeyError, RecursionError):
+            last = last if 0 <= last < _MAX_NUMBER else 0
+        except (NotFound, ValueError, TypeError, KeyError, OverflowError, RecursionError):
             pass  # none yet, or damaged
         number = 1 + max((last, *(one.step for one in versions.committed()), *versions.unfinished(),
                           *versions.unreadable()))

@@ -24,7 +24,7 @@ from embark.events.events import to_jsonable
 from embark.events.metrics import metric
 from embark.events.sinks.services import require_packages
 from embark.events.spending import attempts
-from embark.formatting import format_usd, to_one_line
+from embark.formatting import format_usd
 from embark.model.steps import num_steps_of
 from embark.run.budget import PRICE, usd_per_hour
 from embark.run.open_run import RunOpener
@@ -184,10 +184,9 @@ class Search:
                 pruner=optuna.pruners.MedianPruner(n_startup_trials=NUM_STARTUP_TRIALS,
                                                    n_warmup_steps=NUM_KEPT_EVALUATIONS + 1))
             before = dict(self._study.user_attrs.get(SUBJECT, subject))
-            self._trials()
         except (OSError, ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
                 ValueError) as error:  # Optuna replays the journal, and checks none of its values
-            raise UserError(f"{journal}: is damaged: {type(error).__name__}: {to_one_line(error)[:200]}",
+            raise UserError(f"{journal}: is damaged: {error!r:.200}",
                             fix="remove it: the trials are run again; or --set name=… starts a new search") from None
         changed = sorted(name for name in {*before, *subject} if before.get(name) != subject.get(name))
         if changed:
@@ -281,10 +280,7 @@ class Search:
         if result.best is not None:
             best = with_values(self._given, {**result.trials[result.best].values, "name": f"{self.spec.name}-tuned"})
             write_atomic(self.folder / BEST, to_toml(best, only_set=True))
-        try:
-            write_atomic(self.folder / TUNE, json.dumps(to_jsonable(asdict(result)), indent=1, allow_nan=False) + "\n")
-        except IsADirectoryError:
-            raise UserError(f"{self.folder / TUNE}: is a directory", fix="remove it; the search writes it") from None
+        write_atomic(self.folder / TUNE, json.dumps(to_jsonable(asdict(result)), indent=1, allow_nan=False) + "\n")
         for one in result.trials:
             if one.number != result.best and one.state != "unfinished":
                 shutil.rmtree(Path(one.run_dir, "checkpoints"), ignore_errors=True)
@@ -351,7 +347,8 @@ def _price(spec: RunSpec) -> float | None:
 
 def _cut_partial_line(journal: Path) -> None:
     """Cut off a line that a killed process did not finish, which Optuna would refuse."""
-    if journal.is_symlink():
-        raise ValueError("it is a link, and what it leads to would be changed")
+    for path in (journal, journal.with_name(TUNE)):
+        if path.is_symlink() or path.is_dir():
+            raise ValueError(f"{path.name} is a link or a directory")
     if journal.is_file():
         os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)

@@ -190,8 +190,11 @@ CASES = [
         ("score", "model", "rows.csv", "--to", "scores.parquet", "--force"), ("rollback", "model", "--list"),
         ("rollback", "model"), ("publish", "clicks", "--to", "model"), ("export", "clicks", "--to", "model"),
         ("rollback", "model", "1")), (*OTHER_VERSIONS, score(2))),
+    Case("version numbers", "model/numbers.json", "json", (
+        ("export", "clicks", "--to", "model"), ("publish", "clicks", "--to", "model"), ("rollback", "model", "--list")),
+        (*OTHER_VERSIONS, score(2))),
     Case("tuning study", "runs/clicks-tune/tune.json", "json", (("tune", "clicks.toml", "--trials", "1"), watch),
-         OTHER_RUN),
+         OTHER_RUN, named=("clicks-tune",)),
     Case("tuning study", "runs/clicks-tune/optuna.journal", "lines", (("tune", "clicks.toml", "--trials", "1"),),
          OTHER_RUN),
     Case("submission", f"{LAUNCHED}/submitted.json", "json", (submission,)),

@@ -10,10 +10,15 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
+from functools import cache
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from embark.data.stream.records import Message, Offset, Row
+from embark.errors import DataError
 from embark.features.values import event_time_s, json_object
+from embark.formatting import to_one_line
 
 COUNTS = ("num_rows", "num_late", "num_unreadable", "num_labels", "num_labels_joined", "num_labels_unmatched",
           "num_without_label")
@@ -65,16 +70,22 @@ class OrderState:
         return json.dumps({**values, "watermark_s": watermark_s}, default=list)
 
     @staticmethod
-    def from_json(text: str | bytes) -> OrderState:
-        """Read what `to_json` wrote."""
-        found: dict[str, Any] = json.loads(text)
-        watermark_s = found["watermark_s"]
-        return OrderState(**{
-            **found, "watermark_s": -math.inf if watermark_s is None else watermark_s,
-            "early": list(map(tuple, found["early"])), "waiting": deque(map(tuple, found["waiting"])),
-            "labels": {key: tuple(label) for key, label in found["labels"].items()},
-            "label_ends": deque(map(tuple, found["label_ends"])), "ready": deque(found["ready"]),
-            "counts": Counter(found["counts"]), "reasons": Counter(found.get("reasons", {}))})
+    def from_json(text: str | bytes, where: str = "the state of a stream") -> OrderState:
+        """Read what `to_json` wrote; anything else is refused."""
+        try:
+            found: dict[str, Any] = json.loads(text)
+            if found["watermark_s"] is None:
+                found["watermark_s"] = -math.inf
+            state: OrderState = _adapter().validate_python(found)
+            return state
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise DataError(f"{where}: is not the state of a stream: {to_one_line(error)[:200]}",
+                            fix="remove the checkpoint: the run then resumes from the one before") from None
+
+
+@cache
+def _adapter() -> TypeAdapter[OrderState]:
+    return TypeAdapter(OrderState)
 
 
 class EventOrder:

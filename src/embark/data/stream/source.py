@@ -88,8 +88,9 @@ class StreamSource:
         if STREAM_FILE not in checkpoint.files:
             raise UserError(f"the checkpoint of step {step} has no state of a stream: the run was trained on its data",
                             fix="start another run with train.warm_start, which takes its weights")
-        text = checkpoints.store.read(f"{checkpoint.name}/{STREAM_FILE}")
-        self._order = EventOrder(self._settings, OrderState.from_json(text))
+        path = f"{checkpoint.name}/{STREAM_FILE}"
+        state = OrderState.from_json(checkpoints.store.read(path), checkpoints.store.where(path))
+        self._order = EventOrder(self._settings, state)
         self._next = step * self._batch_size
         self._states = {self._next: self._order.state.copy()}
 
