@@ -75,6 +75,7 @@ def _remove_temporary_files_at_the_end(config: pytest.Config) -> None:
     config.add_cleanup(multiprocessing.util._exit_function)  # first: it removes a folder of its own there
     Path(folder.name).chmod(0o755)  # containers have users of their own
     os.environ["TMPDIR"] = tempfile.tempdir = folder.name
+    os.environ["EMBARK_CACHE"] = f"{folder.name}/cache"
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

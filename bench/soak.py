@@ -28,7 +28,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests"), str(Path(__file__).parent)]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests" / "support"), str(Path(__file__).parent)]
 
 from integration.cloud.emulators import s3, s3_env  # noqa: E402
 from integration.cloud.faulty_proxy import proxy_to  # noqa: E402

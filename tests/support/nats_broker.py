@@ -51,16 +51,17 @@ class Broker:
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 
-    def publish(self, subject: str, rows: Sequence[dict[str, Any]], first: int = 0) -> None:
+    def publish(self, subject: str, rows: Sequence[dict[str, Any] | bytes], first: int = 0) -> None:
         """Each with a number of its own, so that one that is sent again is not stored twice."""
         asyncio.run(self._publish(subject, rows, first))
 
-    async def _publish(self, subject: str, rows: Sequence[dict[str, Any]], first: int) -> None:
+    async def _publish(self, subject: str, rows: Sequence[dict[str, Any] | bytes], first: int) -> None:
         client = await nats.connect(self.url)
         js = client.jetstream(timeout=HANG_S)
         await js.add_stream(name=subject.partition(".")[0].upper(), subjects=[f"{subject.partition('.')[0]}.>"])
         for number, row in enumerate(rows, first):
-            await js.publish(subject, json.dumps(row).encode(), headers={"Nats-Msg-Id": f"{subject}-{number}"})
+            record = row if isinstance(row, bytes) else json.dumps(row).encode()
+            await js.publish(subject, record, headers={"Nats-Msg-Id": f"{subject}-{number}"})
         await client.close()
 
 

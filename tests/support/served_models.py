@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import http.client
+import itertools
 import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 
 from exported_runs import COLUMNS, draw_rows
 from limits import HANG_S
@@ -27,12 +32,11 @@ class Client:
         self.url, self.grpc, self.address = listening.url, listening.grpc, listening.url.removeprefix("http://")
 
     def __call__(self, method: str, path: str, body: object = None, headers: dict[str, str] | None = None):
-        connection = http.client.HTTPConnection(self.address, timeout=HANG_S)
         data = body if isinstance(body, bytes | None) else json.dumps(body).encode()
-        connection.request(method, path, data, headers or {})
-        response = connection.getresponse()
-        data, kind = response.read(), response.headers.get("content-type", "")
-        connection.close()
+        with closing(http.client.HTTPConnection(self.address, timeout=HANG_S)) as connection:
+            connection.request(method, path, data, headers or {})
+            response = connection.getresponse()
+            data, kind = response.read(), response.headers.get("content-type", "")
         found = json.loads(data) if kind == "application/json" else data.decode() if kind.startswith("text") else data
         return response.status, found, response.headers
 
@@ -86,3 +90,19 @@ def is_closed(client) -> bool:
     except OSError:
         return True
     return False
+
+
+@contextmanager
+def served_by_process(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
+    """`embark serve` as a process of its own, and a client; it is killed if it has not ended."""
+    process = subprocess.Popen([sys.executable, "-m", "embark", "serve", *words, "--port", "0", "--json"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    try:
+        assert process.stdout
+        lines = list(itertools.takewhile(lambda line: line != b"}\n", process.stdout))
+        assert lines, process.stderr and process.stderr.read().decode()
+        about = json.loads(b"".join(lines) + b"}")
+        yield process, Client(Listening(**{key: about[key] for key in Listening.__dataclass_fields__}))
+    finally:
+        process.kill()
+        process.communicate()

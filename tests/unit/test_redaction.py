@@ -31,6 +31,8 @@ SECRETS = [
     "AWS4-HMAC-SHA256 Credential=hunter2/20260101/eu/s3, SignedHeaders=host, Signature=hunter2",
     "docker login --username a --password hunter2", "tool --api-key hunter2", "credentials=hunter2", "token=hunter2",
     "-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----", "-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2",
+    "mysql -h db -u a -phunter2 shop", "mysqldump -p'hunter2' shop", "curl -sS -u a:hunter2 https://h/x",
+    "curl --user 'a:hunter2' https://h/x", "nats://hunter2@broker:4222", "connect nats://hunter2@a,nats://hunter2@b",
     '{"private_key": "-----BEGIN RSA PRIVATE KEY-----\\nhunter2\\n-----END RSA PRIVATE KEY-----\\n"}',
 ]  # fmt: skip
 BY_THEMSELVES = [
@@ -55,6 +57,7 @@ ORDINARY = [
     "embark-worker-0 NCCL INFO Using network AWS Libfabric", "signal=SIGTERM", "design: flat",
     "risk-0123456789abcdef01234567",
     "table t0: id 7 of sample 3 of the batch is not in 0 to 5,", "tokenizer=bert-base", "token_count: 17", "passed: 12",
+    "curl -s http://h:8000/v2 -o out", "mysql-connector 8.1", "nats://broker:4222", "curl -o user:x",
     "assigned: node-12", "signature_version=s3v4", "keyspace: 12", "turnkey: 12",
 ]  # fmt: skip
 
@@ -94,6 +97,15 @@ def test_no_secret_reaches_events_logs_and_the_page(text, tmp_path):
               str(LogLine.of(0, "pod", text, 0).to_dict())]
     assert "hunter" not in "".join(shown)
     assert not log_lines(run, file=1, words="hunter")["lines"]
+
+
+def test_the_short_last_line_of_a_private_key_is_not_on_the_page(tmp_path):
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank0.log").write_text(
+        "before\n-----BEGIN PRIVATE KEY-----\n" + "aB3" * 21 + "x\nhunter2\n-----END PRIVATE KEY-----\nafter\n")
+    (tmp_path / "events.jsonl").write_text("")
+    lines = [line["text"] for line in log_lines(WatchedRun(RunFiles(tmp_path)), file=1, words="")["lines"]]
+    assert lines == ["before", "-----BEGIN PRIVATE KEY-----…", "…", "…", "-----END PRIVATE KEY-----", "after"]
 
 
 def test_an_error_shown_by_a_command_has_no_secret(capsys):

@@ -2,8 +2,8 @@
 
 from embark.cli.console import Console
 from embark.errors import ExitCode, UserError
-from embark.events.spending import losses_sentence
-from embark.formatting import format_count, format_duration, format_usd, to_one_line
+from embark.events.spending import Spending, losses_sentence, usd_for
+from embark.formatting import format_count, format_duration, format_usd, pluralize, to_one_line
 from embark.launch.costs import RunCost, run_cost
 
 
@@ -35,8 +35,10 @@ def _render(console: Console, found: RunCost) -> None:
         if found.usd_per_hour is None:
             del headings["usd"]
         console.table(_rows(found), headings)
-    if found.spending and (lost := losses_sentence(found.spending.lost)):
-        console.text(lost)
+    if found.spending:
+        for line in (losses_sentence(found.spending.lost), _without_step(found, found.spending)):
+            if line:
+                console.text(line)
     if left := _left(found):
         console.text(left)
     console.text("price: unknown, so hours only; EMBARK_USD_PER_HOUR sets a run's price" if found.usd_per_hour is None
@@ -53,6 +55,21 @@ def _spent(found: RunCost) -> str:
         return "nothing spent yet"
     usd = "" if found.spent_usd is None else f"{format_usd(found.spent_usd)} in "
     return f"{usd}{format_duration(found.held_s)} so far"
+
+
+def _without_step(found: RunCost, spending: Spending) -> str:
+    parts = []
+    if spending.num_without_step:
+        parts.append(f"{pluralize(spending.num_without_step, 'start')} ended before the first step: "
+                     f"{_priced(found, spending.without_step_s)}")
+    if spending.estimated_s:
+        parts.append(f"about {_priced(found, spending.estimated_s)} estimated, after the last events of killed starts")
+    return "; ".join(parts)
+
+
+def _priced(found: RunCost, seconds: float) -> str:
+    usd = usd_for(found.usd_per_hour, seconds)
+    return format_duration(seconds) if usd is None else f"{format_usd(usd)} in {format_duration(seconds)}"
 
 
 def _rows(found: RunCost) -> list[dict[str, object]]:

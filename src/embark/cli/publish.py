@@ -26,6 +26,8 @@ def publish(
 
     [publish] in its spec has the URI and the gate's bounds. A refused version is kept and not served: exit code 1.
 
+    So is one during whose publication someone rolled back.
+
     Parameters
     ----------
     run
@@ -52,7 +54,7 @@ def publish(
         with console.waiting("publishing"):
             result = publisher.publish(run, to=to, gate=gate, sets=set_)
         console.show(result, _render)
-        return ExitCode.OTHER if result.refused else ExitCode.DONE
+        return ExitCode.OTHER if result.refused or result.not_current else ExitCode.DONE
     from embark.run.signals import StopSignals
 
     def report(error: EmbarkError) -> None:
@@ -79,13 +81,15 @@ def _render(console: Console, result: PublishResult) -> None:
     if not result.is_new:
         console.result(f"{result.uri}: step {result.step:,} is version {result.version} already, "
                        + (f"refused: {result.refused}" if result.refused else
-                          "which is current" if result.is_current else "which is not current"))
+                          "which is current" if result.is_current else
+                          f"which is not current{result.not_current and ': '}{result.not_current}"))
         return
     console.result(f"{result.uri}: version {result.version} ({result.run}, step {result.step:,}; {size}) is "
-                   + (f"refused: {result.refused}" if result.refused else "now current"))
+                   + (f"refused: {result.refused}" if result.refused else
+                      f"not made current: {result.not_current}" if result.not_current else "now current"))
     if result.verdict:
         _render_verdict(console, result.verdict)
-    if result.refused:
+    if result.refused or result.not_current:
         console.text(f"Publish it nevertheless: embark rollback {result.uri} {result.version}")
 
 
@@ -140,7 +144,7 @@ def _render_rollback(console: Console, result: Rollback) -> None:
 
 def _render_list(console: Console, listed: VersionList) -> None:
     headings = {"version": "version", "current": "current", "when": "exported", "run": "run", "step": "step",
-                "tables": "tables", "parent": "delta of", "auc": "AUC", "size": "size"}
+                "tables": "tables", "parent": "delta of", "auc": "AUC", "size": "size", "identity": "identity"}
     console.table([_row(one) for one in listed.versions], headings, title=listed.uri)
     for one in listed.versions:
         if one.refused:
@@ -148,8 +152,10 @@ def _render_list(console: Console, listed: VersionList) -> None:
 
 
 def _row(one: ExportedVersion) -> dict[str, object]:
+    from embark.export.artifact import short_identity
+
     when = datetime.fromtimestamp(one.time_s).strftime("%Y-%m-%d %H:%M:%S") if one.time_s else MISSING
     return {"version": one.version, "current": "yes" if one.is_current else "", "when": when, "run": one.run,
             "step": one.step, "tables": one.tables, "parent": one.parent or "",
             "auc": MISSING if one.auc is None else format_float(one.auc),
-            "size": format_bytes(one.num_bytes)}
+            "size": format_bytes(one.num_bytes), "identity": short_identity(one.identity)}

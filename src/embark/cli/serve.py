@@ -94,4 +94,5 @@ def _report(console: Console, change: VersionChange) -> None:
         console.warning(f"{which} is refused, still serving version {change.previous}: {change.refused}"
                         + (f"\n  fix: {change.fix}" if change.fix else ""))
     else:
-        console.result(f"now serving version {change.version} (was {change.previous})")
+        content = f" with other content, {change.identity[:12]}," if change.version == change.previous else ""
+        console.result(f"now serving version {change.version}{content} (was {change.previous})")

@@ -67,7 +67,7 @@ def _render_all(console: Console, found: RunStatusList) -> None:
         console.table(rows, {"name": "name", "state": "state", "launched": "launched", "usd_per_hour": "$/hour",
                              "title": "run", "reason": "reason"})
     for path in found.unreadable:
-        console.warning(f"skipped {path}: it cannot be read")
+        console.warning(f"skipped {path}: not the record of a launched run; delete it if you know where the run is")
 
 
 def _render(console: Console, run: RunStatus) -> None:

@@ -1,5 +1,6 @@
 """`embark train` and `embark follow`: train a spec on this machine, on data or on a stream."""
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from embark.cli.console import Accepted, Console, Flag, Settings, Spec
@@ -64,20 +65,25 @@ def train_here(run: "RunSpec", console: Console, *, fresh: bool) -> int:
     """Run the process of a run, from its first signal to its exit code."""
     from embark.run.signals import StopSignals
 
-    with StopSignals(is_loading=True) as signals:  # a preemption can come while torch or jax is loaded
+    # A preemption can come while torch or jax is loaded.
+    with StopSignals(is_loading=True) as signals, ExitStack() as at_end:
         from embark.cli.train import ReportAtEnd
-        from embark.trainers import finished_result, open_backend, wants_jax
+        from embark.trainers import begin, finished_result, open_backend, wants_jax
 
         view = console.view()
         sinks = [ReportAtEnd(), view]
         if not fresh and finished_result(run, sinks) is not None:
             return ExitCode.DONE
+        from embark.run.open_run import RunOpener
+
+        opener = RunOpener(signals, sinks, at_end)
+        begin(run, opener, fresh=fresh)
         with console.waiting(f"loading {'JAX' if wants_jax(run) else 'PyTorch'}"):
             from embark.run.loop import train as train_with
 
             backend = open_backend(run)
         try:
-            train_with(run, backend, sinks, fresh=fresh, signals=signals)
+            train_with(run, backend, sinks, fresh=fresh, opener=opener)
         except Interrupted as stopped:
             if not console.has_shown_end(view):
                 raise

@@ -16,6 +16,7 @@ from embark.events.spending import losses_sentence
 from embark.events.summary import HELD_OUT, best_checkpoint
 from embark.events.traffic import TrafficRecord, TrafficView
 from embark.formatting import (
+    CUT,
     format_auc,
     format_bytes,
     format_count,
@@ -164,6 +165,7 @@ def _plain_text(values: Values, _step: str) -> str:
 
 
 _TEXTS: dict[str, Callable[[Values, str], str]] = {
+    "begin": lambda v, _: "began to load",
     "start": lambda v, _: f"started at step {format_count(v.get('first_step'))} of {format_count(v.get('num_steps'))}",
     "resume": lambda v, step: f"resumed from {step}",
     "warm_start": lambda v, _: f"warm start with the weights {warm_start_text(v)}",
@@ -255,8 +257,12 @@ def log_lines(run: WatchedRun, *, file: int, words: str) -> dict[str, Any]:
     name = EVENTS if file <= 0 or file > len(logs) else logs[file - 1].name
     wanted = words.lower().split()
     found: deque[dict[str, Any]] = deque()
+    below = b""  # The line after this one.
     for line in _lines_backward(run, name, MAX_EVENT_BYTES if name == EVENTS else MAX_READ_BYTES):
         shown = _event_line(line) if name == EVENTS else {"text": line.decode("utf-8", "replace")}
+        if b"-----END " in below and b"PRIVATE KEY" in below and not line.startswith(b"---"):
+            shown["text"] = CUT  # the key's last line, which may be too short to be known by its form
+        below = line
         text = shown["text"].lower()
         if not text.strip() or not all(word in text or word == shown.get("kind") for word in wanted):
             continue

@@ -24,6 +24,7 @@ from embark.formatting import format_bytes
 from embark.spec.run import RunSpec
 from embark.spec.tasks import Task, label_columns
 from embark.store import write_atomic
+from embark.store.errors import writing
 
 MIN_ROWS_TO_SHARE = 1_000_000  # Below this, one process is done before another has started.
 
@@ -71,13 +72,15 @@ def make(spec: RunSpec, out: Path, *, on_progress: OnProgress | None = None, for
     progress = ProgressReporter(on_progress)
     progress.begin("making", total)
     parts: dict[_Task, Part] = {}
-    with WorkerPool(_Writing(), num_workers if min(num_workers, len(tasks)) > 1 else 0) as pool:
+    num_workers = num_workers if min(num_workers, len(tasks)) > 1 else 0
+    with writing(out, "data.path"), WorkerPool(_Writing(), num_workers) as pool:
         for task, part in pool.run(tasks, lambda *_: None):
             parts[task] = part
             progress.advance(part.rows, part.rows)
     by_split = {split: tuple(parts[task] for task in tasks if task.split == split) for split, _ in sizes}
     manifest = Manifest(layout, by_split, label=data.label, settings=_settings(spec))
-    write_atomic(out / MANIFEST, manifest.to_text())
+    with writing(out, "data.path"):
+        write_atomic(out / MANIFEST, manifest.to_text())
     return MakeResult(out, manifest, time.monotonic() - began_s)
 
 

@@ -172,7 +172,7 @@ class _Answers:
         """Return the call's result; None if it failed, and the parent gets the error."""
         try:
             return call()
-        except EmbarkError as error:
+        except (EmbarkError, OSError) as error:
             self.send("error", error)
         except BaseException:
             self.send("error", Fault(f"a worker process failed:\n{traceback.format_exc()}"))

@@ -14,7 +14,7 @@ from embark.catalog import Machine, find_machine, load_catalog
 from embark.diagnose.scan import Evidence, Listener, RuleMatch, rule_named
 from embark.diagnose.source import DiagnosedFile
 from embark.errors import UserError
-from embark.events.events import parse_event
+from embark.events.events import parse_event, read_blocks, split_lines
 from embark.events.monitoring import FULL, HOT_C, INPUT_SHARE, SLOW_RANK, SLOW_STEP
 from embark.events.quality import Quality
 from embark.formatting import format_step_time, to_finite, to_one_line
@@ -155,7 +155,7 @@ class StepTimes:
         saved = last = 0
         is_nan = False
         with source.open() as file:
-            for number, line in enumerate(file, 1):
+            for number, line in enumerate(split_lines(read_blocks(file)), 1):
                 event = parse_event(line)
                 if event is None:
                     continue

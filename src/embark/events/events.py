@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any, Protocol
 
 from embark.errors import Fault
 from embark.formatting import format_count, redact, to_finite, to_one_line
@@ -98,7 +98,7 @@ class ResilientFile:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened: `start plan predict note step ranks phases eval save resume change interrupt end
+    """One thing that happened: `begin start plan predict note step ranks phases eval save resume change interrupt end
     error`."""
 
     kind: str
@@ -214,23 +214,71 @@ class Fanout:
                 closing.callback(sink.close)
 
 
+MAX_LINE_BYTES = 32 << 20  # The plan of a model with many tables takes a few megabytes.
+BLOCK_BYTES = 1 << 20
+MAX_DEPTH = 32
+MAX_RANK = 1 << 20
+MAX_TIME_S = 2.0**37  # Calendars end there.
+
+
 def parse_event(line: str | bytes) -> Event | None:
     """Parse a line; None for a line without an event: cut short, no JSON, or written by something else."""
     try:
         values: Any = json.loads(line)
+        if (b"\\ud" if isinstance(line, bytes) else "\\ud") in line:  # half of a pair is no text that can be written
+            values = json.loads(json.dumps(values, ensure_ascii=False).encode("utf-8", "replace"))
         kind, time_s = values.pop("event"), float(values.pop("time_s"))
     except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
         return None
     rank = values.pop("rank", 0)
-    if not isinstance(kind, str) or not math.isfinite(time_s):
+    if not isinstance(kind, str) or not abs(time_s) < MAX_TIME_S or _is_deep(values):
         return None
-    return Event(kind, values, time_s, rank if isinstance(rank, int) else 0)
+    return Event(kind, values, time_s, rank if isinstance(rank, int) and 0 <= rank < MAX_RANK else 0)
+
+
+def _is_deep(values: Any) -> bool:
+    """Return whether values are nested so deeply that a reader could not write them again."""
+    for _ in range(MAX_DEPTH):
+        values = [inner for one in (values.values() if isinstance(values, dict) else values)
+                  if isinstance(one, (dict, list)) for inner in (one.values() if isinstance(one, dict) else one)]
+        if not values:
+            return False
+    return True
+
+
+class LineSplitter:
+    """Cuts blocks of bytes into lines. A line that is too long for an event becomes empty, and is not held."""
+
+    def __init__(self) -> None:
+        self.rest = b""
+        self._is_skipping = False
+
+    def lines(self, block: bytes) -> list[bytes]:
+        """Return the lines that end in this block."""
+        *lines, rest = (self.rest + block).split(b"\n")
+        if self._is_skipping and lines:
+            lines[0], self._is_skipping = b"", False
+        self._is_skipping = self._is_skipping or len(rest) > MAX_LINE_BYTES
+        self.rest = b"" if self._is_skipping else rest
+        return lines
+
+
+def split_lines(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """Yield the lines of blocks, the last one also if it has no end."""
+    splitter = LineSplitter()
+    for block in blocks:
+        yield from splitter.lines(block)
+    yield splitter.rest
+
+
+def read_blocks(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(lambda: file.read(BLOCK_BYTES), b"")
 
 
 def read_events(path: Path) -> Iterator[Event]:
     """Yield the events of a file; a line cut short by a kill is skipped."""
-    with path.open("rb") as lines:
-        yield from filter(None, map(parse_event, lines))
+    with path.open("rb") as file:
+        yield from filter(None, map(parse_event, split_lines(read_blocks(file))))
 
 
 def resume_command(start: Mapping[str, Any]) -> str:
@@ -300,14 +348,16 @@ class RotatingEventLog:
         self._log = EventLog(path)
 
     def emit(self, event: Event, opening: Event) -> None:
-        """Append an event; `opening` is the first event of every file, without which the others could not be read."""
+        """Append an event; `opening` is the first event of every file, without which the others could not be read. The
+        file may have been emptied meanwhile."""
         num_bytes = self._path.stat().st_size
         if num_bytes and num_bytes + len(event.to_json()) + 1 > self._max_bytes:
             self._log.close()
             self._path.replace(self._path.with_suffix(".1.jsonl"))
             self._log = EventLog(self._path)
-            if opening is not event:
-                self._log.emit(opening)
+            num_bytes = 0
+        if not num_bytes and opening is not event:
+            self._log.emit(opening)
         self._log.emit(event)
 
     def close(self) -> None:

@@ -81,7 +81,8 @@ class Quality:
         elif event.kind == "eval" and step is not None:
             self._evals[int(step)] = values
         elif event.kind == "end":
-            self._has_stopped_early = bool((values.get("early_stopping") or {}).get("has_stopped"))
+            state = values.get("early_stopping")
+            self._has_stopped_early = isinstance(state, Mapping) and bool(state.get("has_stopped"))
         elif event.kind == "note":
             text = to_one_line(values.get("text", ""))
             for name, rule in quality_rules().items():

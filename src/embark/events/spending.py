@@ -3,7 +3,7 @@ dollars where a price is known."""
 
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from embark.events.events import Event
@@ -17,9 +17,9 @@ _TIMES = {1: "once", 2: "twice"}
 
 @dataclass(slots=True)
 class Attempt:
-    """One attempt of a run, from its start to whatever ended it."""
+    """One attempt of a run, from its `begin` to whatever ended it. It may end before its `start`, while it loads."""
 
-    start_s: float  # Unix time of its `start` event.
+    start_s: float  # Unix time of its `start` event, or of its `begin`.
     began_s: float  # When its process started, before it loaded anything.
     first_step: int
     last_s: float  # The last sign of life.
@@ -33,6 +33,9 @@ class Attempt:
     reason: Reason | None = None  # Why it stopped, where it logged that.
     outcome: str = ""  # Outcome in its `end` event; empty if there is none.
     is_last: bool = True
+    number: float | None = None  # The fencing token of its lease.
+    has_started: bool = False
+    estimated_s: float = 0.0  # From its last event to when it was killed, as far as its lease tells.
     first_step_s: float | None = None  # When it began to train; None: it did not.
     step_times: list[float] = field(default_factory=list)
 
@@ -59,6 +62,18 @@ class Attempt:
     @property
     def working_s(self) -> float:
         return 0.0 if self.first_step_s is None else max(0.0, self.last_s - self.first_step_s)
+
+    def start(self, event: Event) -> None:
+        values, self.start_s, self.has_started = event.values, event.time_s, True
+        self.last_s = max(self.last_s, event.time_s)
+        self.first_step = self.last_step = self.saved_step = int(to_finite(values.get("first_step")) or 0)
+        self.num_steps = int(to_finite(values.get("num_steps")) or 0)
+        self.num_machines = int(to_finite(values.get("num_machines")) or 1)
+
+    def end_at(self, ended_s: float) -> None:
+        """Count an attempt that was killed to here."""
+        self.estimated_s = max(0.0, ended_s - self.last_s)
+        self.last_s += self.estimated_s
 
     def add(self, event: Event) -> None:
         values, kind, time_s = event.values, event.kind, event.time_s
@@ -93,26 +108,56 @@ class Attempt:
 
 
 def attempts(events: Iterable[Event]) -> list[Attempt]:
-    """Return the attempts in their order. Invalid values are skipped."""
+    """Return the attempts in their order. Invalid values are skipped. A `start` belongs to the `begin` before it that
+    has its number; events of earlier versions have no `begin`."""
     found: list[Attempt] = []
+    boot, clock_s, jump_s = None, 0.0, 0.0
     for event in events:
-        if event.kind == "start":
-            if found:
-                found[-1].is_last = False
-            found.append(_started(event))
+        uptime_s = to_finite(event.values.get("uptime_s")) if event.kind == "begin" else None
+        if uptime_s is not None:  # since one boot, a step of the clock between two processes is not time that passed
+            booted_s = event.time_s - uptime_s
+            jump_s = booted_s - clock_s if event.values.get("boot") == boot else 0.0
+            boot, clock_s = event.values.get("boot"), booted_s - jump_s
+        if jump_s:
+            event = replace(event, time_s=event.time_s - jump_s)
+        if event.kind in ("begin", "start"):
+            number, last = to_finite(event.values.get("attempt")), found[-1] if found else None
+            if event.kind == "begin" or last is None or last.has_started or number is None or number != last.number:
+                found += _begun(event, last)
+            if event.kind == "start":
+                found[-1].start(event)
         elif found:
             found[-1].add(event)
     return found
 
 
-def _started(event: Event) -> Attempt:
+def _begun(event: Event, before: Attempt | None) -> list[Attempt]:
+    """Return a new attempt; before it, one that was killed after it took its lease and before it recorded anything."""
     values, time_s = event.values, event.time_s
-    step = int(to_finite(values.get("first_step")) or 0)
-    return Attempt(
-        time_s, time_s - max(0.0, to_finite(values.get("age_s")) or 0.0), step, time_s, step, step,
-        num_steps=int(to_finite(values.get("num_steps")) or 0), usd_per_hour=to_finite(values.get("usd_per_hour")),
-        budget_usd=to_finite(values.get("budget_usd")), num_machines=int(to_finite(values.get("num_machines")) or 1),
-        is_spot=values.get("is_spot") is True)
+    began_s = time_s - max(0.0, to_finite(values.get("age_s")) or 0.0)
+    ended_s = min(began_s, to_finite(values.get("previous_ended_s")) or 0.0)
+    killed_s = to_finite(values.get("previous_began_s")) or 0.0
+    starts_s = [began_s]
+    if before is not None and killed_s <= before.last_s:
+        before.end_at(ended_s)
+    elif 0 < killed_s < ended_s:
+        starts_s.insert(0, killed_s)
+    found = []
+    for begin_s in starts_s:
+        attempt = Attempt(
+            begin_s, begin_s, 0, begin_s, 0, 0, usd_per_hour=to_finite(values.get("usd_per_hour")),
+            budget_usd=to_finite(values.get("budget_usd")), is_spot=values.get("is_spot") is True,
+            number=to_finite(values.get("attempt")))
+        if before is not None:  # where it will resume, until its `start` says so
+            before.is_last = False
+            attempt.first_step = attempt.last_step = attempt.saved_step = before.saved_step
+            attempt.num_steps, attempt.num_machines = before.num_steps, before.num_machines
+        found.append(attempt)
+        before = attempt
+    if len(found) > 1:
+        found[0].end_at(ended_s)
+    found[-1].start_s = found[-1].last_s = time_s
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +176,7 @@ class Interruption:
     down_s: float  # Seconds from the last sign of life to the first new step.
     restarted_s: float | None = None
     """When a new process started, before it loaded anything; machines are paid from about then on."""
+    between_s: float = 0.0  # Seconds of attempts in between that did no step.
 
     @property
     def away_s(self) -> float:
@@ -157,16 +203,22 @@ def interruptions(attempts: Sequence[Attempt]) -> tuple[Interruption, ...]:
     logged that it stops, or another followed it."""
     found: list[Interruption] = []
     stopped: Attempt | None = None
+    between_s = 0.0
     for attempt in attempts:
-        if stopped is not None and (attempt.first_step_s is not None or attempt.is_over):
-            found.append(_interruption(stopped, attempt, is_over=True))
+        if stopped is not None and attempt.has_started and (attempt.first_step_s is not None or attempt.is_over):
+            found.append(_interruption(stopped, attempt, between_s, is_over=True))
             stopped = None
+        between_s += attempt.held_s
+        if not attempt.has_started:
+            continue
         if attempt.is_over:
             stopped = None
         elif stopped is None and attempt.has_stopped:
-            stopped = attempt
+            stopped, between_s = attempt, 0.0
     if stopped is not None:
-        found.append(_interruption(stopped, attempts[-1], is_over=False))
+        last = attempts[-1]
+        between_s -= 0.0 if last is stopped else last.held_s
+        found.append(_interruption(stopped, last, between_s, is_over=False))
     return tuple(found)
 
 
@@ -208,7 +260,7 @@ def losses_sentence(lost: Losses) -> str:
     return f"{verb} {times}; {steps}, {format_duration(lost.down_s)} down{usd}"
 
 
-def _interruption(stopped: Attempt, after: Attempt, *, is_over: bool) -> Interruption:
+def _interruption(stopped: Attempt, after: Attempt, between_s: float, *, is_over: bool) -> Interruption:
     """Describe an interruption; while it lasts, `after` is a new attempt that is still loading, or `stopped` itself."""
     has_restarted = after is not stopped
     lost = max(0, stopped.last_step - (after.first_step if has_restarted else stopped.saved_step))
@@ -217,7 +269,7 @@ def _interruption(stopped: Attempt, after: Attempt, *, is_over: bool) -> Interru
     return Interruption(
         stopped.last_s, until_s if is_over else None, stopped.reason or "died", stopped.last_step,
         after.first_step if is_over else None, lost, lost * (stopped.pace_s or after.pace_s),
-        max(0.0, until_s - stopped.last_s), after.began_s if has_restarted else None)
+        max(0.0, until_s - stopped.last_s), after.began_s if has_restarted else None, between_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,6 +289,9 @@ class Spending:
     lost: Losses
     budget_usd: float | None  # The budget of the last attempt.
     last_s: float  # The last sign of life.
+    num_without_step: int = 0  # Attempts that ended before their first step.
+    without_step_s: float = 0.0
+    estimated_s: float = 0.0  # The part of `held_s` after the last events of processes that were killed.
 
     @property
     def held_s(self) -> float:
@@ -260,28 +315,36 @@ def usd_for(usd_per_hour: float | None, seconds: float | None) -> float | None:
 
 
 def spending(
-    events: Iterable[Event], *, usd_per_hour: float | None = None, now_s: float | None = None
+    events: Iterable[Event], *, usd_per_hour: float | None = None, now_s: float | None = None, ended_s: float = 0.0
 ) -> Spending | None:
-    """Add up what a run has spent; None if it has not started. `usd_per_hour` is for attempts without a price of their
-    own; `now_s`, for a running run, counts the time since its last event."""
+    """Add up what a run has spent; None if it has not begun. `usd_per_hour` is for attempts without a price of their
+    own; `now_s`, for a running run, counts the time since its last event; `ended_s` is when one that was killed
+    ended."""
     tried = attempts(events)
     if not tried:
         return None
     last = tried[-1]
     if now_s is not None and not last.has_stopped:
         last.last_s = max(last.last_s, now_s)
+    elif not last.has_stopped:
+        last.end_at(ended_s)
     found = interruptions(tried)
     gaps = [_gap(tried, one) for one in found]
     working_s = sum(one.working_s for one in tried)
     redone_s = min(sum(one.redone_s for one in found if one.resumed_s is not None), working_s)
+    ended = next((one for one in reversed(tried) if one.has_started or one.outcome), last)
+    without_step = [one.held_s for one in tried if one.first_step_s is None and not one.outcome
+                    and (one.has_stopped or ended_s)]
     price = last.usd_per_hour if last.usd_per_hour is not None else usd_per_hour
     return Spending(
         useful_s=working_s - redone_s, redone_s=redone_s,
         waiting_s=sum(one.held_s - one.working_s for one in tried) + sum(gaps), usd_per_hour=price,
         usd=_usd(tried, gaps, usd_per_hour),
-        step=last.last_step, num_steps=last.num_steps, wall_step_s=_wall_step_s(tried), outcome=last.outcome,
+        step=last.last_step, num_steps=last.num_steps, wall_step_s=_wall_step_s(tried),
+        outcome=ended.outcome if ended.is_over else last.outcome,
         lost=losses(found, price, num_machines=last.num_machines, is_spot=last.is_spot),
-        budget_usd=last.budget_usd, last_s=last.last_s,
+        budget_usd=ended.budget_usd, last_s=last.last_s, num_without_step=len(without_step),
+        without_step_s=sum(without_step), estimated_s=sum(one.estimated_s for one in tried),
     )
 
 
@@ -299,9 +362,7 @@ def _gap(tried: Sequence[Attempt], one: Interruption) -> float:
     """Return the seconds without a process in which machines were paid for, and which no attempt in between counts
     already."""
     share = held_share(one, tried[-1].num_machines, is_spot=tried[-1].is_spot)
-    between_s = sum(t.held_s for t in tried
-                    if one.restarted_s is not None and one.stopped_s <= t.began_s < one.restarted_s)
-    return max(0.0, one.away_s - between_s) * share
+    return max(0.0, one.away_s - one.between_s) * share
 
 
 def _wall_step_s(tried: Sequence[Attempt]) -> float:

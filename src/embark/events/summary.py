@@ -103,7 +103,7 @@ class History(NewestEvents):
 
 def outcome_sentence(run: NewestEvents) -> str:
     """Say how a run that ended went."""
-    outcome = run.end.get("outcome")
+    outcome = run.end.get("outcome") or run.interrupt.get("signal")
     if outcome == "done":
         return _result(run)
     signal = to_one_line(run.interrupt.get("signal") or "")

@@ -9,8 +9,11 @@
     version-000000001/commit.json            the mark: every file with its size and checksum
     version-000000001/gate.json              the gate's verdict on a version that was written to be published
     current.json                             the version that is scored and served with
+    numbers.json                             the highest number that a version ever had
 
 A version may be a delta: instead of weights and id maps it has `delta.safetensors`, what changed since its parent.
+What a version is, its identity says, a checksum of its content: where all of a folder was deleted, numbers are given
+again.
 
 Opening one reads arrays and JSON, so that nothing in it can run code. `FORMAT_VERSION` changes too when the same cell
 becomes another key, as it would with another hash.
@@ -20,28 +23,43 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import (
     BaseModel,
     ConfigDict,
+    Field,
     SerializerFunctionWrapHandler,
+    TypeAdapter,
     ValidationError,
     field_validator,
     model_serializer,
 )
 
 from embark.data.prepared import Layout
-from embark.errors import DataError, UserError
-from embark.export.delta import DELTA, PARENT, PARENT_WEIGHTS, TENSOR_FILES, apply_delta, tensors_checksum
+from embark.errors import DataError, EmbarkError, Fault, UserError
+from embark.export.delta import (
+    DELTA,
+    PARENT,
+    PARENT_ID_MAPS,
+    PARENT_IDENTITY,
+    PARENT_WEIGHTS,
+    TENSOR_FILES,
+    apply_delta,
+    identity_of,
+    tensors_checksum,
+)
 from embark.export.quantize import TableDtype
 from embark.export.reference import REFERENCE, Reference
 from embark.export.safetensors_file import Array, map_file
@@ -60,6 +78,7 @@ INFO, WEIGHTS, ID_MAPS, ITEMS = "artifact.json", "weights.safetensors", "id_maps
 CURRENT, GATE = "current.json", "gate.json"
 _OTHER = "choose another version with --version or `embark rollback`, or export the run again"
 CANDIDATE = "candidate"  # Set in a commit record: the version becomes current only when `current.json` names it.
+_log = logging.getLogger("embark.export")
 DENSE = "dense."  # Prefix of the names of the dense network's weights.
 
 
@@ -135,6 +154,12 @@ class Artifact:
     num_bytes: int
     deltas: tuple[Path, ...] = ()  # Folders of the deltas since the full version, its own last.
     base: Path | None = None  # The folder of the full version, if this is a delta.
+    identities: tuple[str, ...] = ()  # Those of the full version and of the deltas since; empty once it is changed.
+
+    @property
+    def identity(self) -> str:
+        """The checksum of its content; empty once a delta was written into its arrays."""
+        return self.identities[-1] if self.identities else ""
 
     @property
     def folders(self) -> tuple[Path, ...]:
@@ -215,25 +240,88 @@ def open_versions(uri: str) -> CheckpointStore:
     return CheckpointStore(open_store(uri.rstrip("/") or uri), kind="version")
 
 
-def current_version(versions: CheckpointStore) -> int:
-    """Return the version that `current.json` names; without this file the newest one, or 0 if there is none."""
-    try:
-        number = json.loads(versions.store.read(CURRENT))["version"]
-        if type(number) is not int:
-            raise ValueError
-        return number
-    except NotFound:
-        return max((0, *(one.step for one in versions.committed() if not one.values.get(CANDIDATE)),
-                    *versions.unreadable()))
-    except (ValueError, TypeError, KeyError, RecursionError):
+class VersionId(NamedTuple):
+    """A version: its number, and its content."""
+
+    version: int
+    identity: str
+    chain: tuple[Checkpoint, ...] = ()  # Once it is fetched: the full version that it goes back to, and the deltas.
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentVersion:
+    """The version that is scored and served with, and how it came to be."""
+
+    version: Annotated[int, Field(strict=True)]  # 0 if there is none.
+    identity: str = ""  # Its content when it was made current; empty if that is not known.
+    serial: int = 0  # Rises with each change; 0 without `current.json`, or if it was not written by Embark.
+    reason: str = ""  # What made it current: `export`, `publish` or `rollback`.
+    previous: int = 0
+    time_s: float = 0.0
+    text: bytes | None = field(default=None, compare=False, repr=False)  # The file's bytes; None without a file.
+
+
+_CURRENT = TypeAdapter(CurrentVersion)
+
+
+class CurrentChanged(Fault):
+    """Another process made a version current since a decision was made."""
+
+    def __init__(self, uri: str, now: CurrentVersion) -> None:
+        by = f" by `embark {now.reason}`" if now.reason else ""
+        super().__init__(f"{uri}: version {now.version} was made current{by} meanwhile", fix="start again")
+        self.now = now
+
+
+def current(versions: CheckpointStore) -> CurrentVersion:
+    """Return the version that `current.json` names; without this file the newest one."""
+    found, text = _read_current(versions)
+    if found is None and text is not None:
         uri = versions.store.uri
         raise DataError(f"{versions.store.where(CURRENT)} is damaged: it names no version",
-                        fix=f"`embark rollback {uri} VERSION` writes it again; --list lists the versions") from None
+                        fix=f"`embark rollback {uri} VERSION` writes it again; --list lists the versions")
+    if found is None:
+        found = CurrentVersion(max((0, *(one.step for one in versions.committed() if not one.values.get(CANDIDATE)),
+                                    *versions.unreadable())))
+    return found if found.identity else replace(found, identity=_identity_at(versions, found.version))
 
 
-def set_current(versions: CheckpointStore, version: int) -> None:
-    """Score and serve with this version from now on. Readers see the old one or the new one."""
-    versions.store.write(CURRENT, (json.dumps({"version": version}) + "\n").encode())
+def current_version(versions: CheckpointStore) -> int:
+    """Return the number of the current version, or 0 if there is none."""
+    return current(versions).version
+
+
+def set_current(
+    versions: CheckpointStore, version: int, *, reason: str = "", expected: CurrentVersion | None = None,
+) -> CurrentVersion:
+    """Score and serve with this version from now on. Readers see the old one or the new one. With `expected`, what was
+    current when this was decided, `CurrentChanged` is raised if something else is now."""
+    identity = _identity_at(versions, version)
+    while True:
+        before, text = (expected, expected.text) if expected else _read_current(versions)
+        new = CurrentVersion(version, identity, before.serial + 1 if before else 1, reason,
+                             before.version if before else 0, round(time.time(), 3))
+        written = _CURRENT.dump_json(new, exclude={"text"}) + b"\n"
+        if versions.store.create(CURRENT, written) if text is None else versions.store.replace(CURRENT, written, text):
+            return replace(new, text=written)
+        if expected:
+            raise CurrentChanged(versions.store.uri, current(versions))
+
+
+def _read_current(versions: CheckpointStore) -> tuple[CurrentVersion | None, bytes | None]:
+    """Return what `current.json` says, None if it is damaged or absent, and its bytes."""
+    try:
+        text = versions.store.read(CURRENT)
+        return replace(_CURRENT.validate_json(text), text=text), text
+    except NotFound:
+        return None, None
+    except ValidationError:
+        return None, text
+
+
+def _identity_at(versions: CheckpointStore, version: int) -> str:
+    found = versions.find(version)
+    return identity_of(found) if found else ""
 
 
 def read_gate(versions: CheckpointStore, version: int) -> dict[str, Any] | None:
@@ -252,85 +340,167 @@ def write_gate(versions: CheckpointStore, version: int, record: Mapping[str, Any
 
 
 def open_artifact(
-    uri: str, version: int | None = None, onto: Artifact | None = None, *, is_checked: bool = False,
+    uri: str, version: int | VersionId | None = None, onto: Artifact | None = None, *, identity: str = "",
 ) -> Artifact:
     """Open the current version at `uri`, or the given one, after checking its files; from an object store through a
-    folder of the user's cache. If it is a delta of `onto`, directly or through other deltas, these are written into the
-    arrays of `onto`, which must not be used any more. With `is_checked`, `fetch_version` was called before, and the
-    files are not read again."""
-    uri = uri.rstrip("/") or uri
-    versions, chain = _chain(uri, version, onto.version if onto and onto.uri == uri else 0)
-    chosen = chain[-1]
-    if onto and chain[0].step == onto.version and len(chain) > 1:
-        return _advanced(uri, versions, chain[1:], onto)
-    folders = _folders(versions, chain, is_checked=is_checked)
-    found = Artifact(uri, chosen.step, folders[-1], _read_info(folders[-1] / INFO), chosen.num_bytes,
-                     deltas=tuple(folders[1:]), base=folders[0] if len(folders) > 1 else None)
-    for file in (WEIGHTS, ID_MAPS) if found.deltas else ():
-        tensors = found.weights if file == WEIGHTS else found.id_maps
-        if tensors_checksum(tensors, file_metadata(found.info)) != checksum_of(chosen, file):
-            raise DataError(f"{versions.where(chosen.step)} is damaged: {file} put together from version "
-                            f"{chain[0].step} and {len(found.deltas)} deltas has other bytes", fix=_OTHER)
+    folder of the user's cache. With `identity` it must have that content. If it has the content of `onto`, or is a
+    delta of that, directly or through other deltas, the deltas are written into the arrays of `onto`, which must not be
+    used any more. What `fetch_version` returned is opened from there, without a look at `uri`."""
+    uri, is_fetched = uri.rstrip("/") or uri, isinstance(version, VersionId) and bool(version.chain)
+    versions, chain = _chain(uri, version, identity, onto.identity if onto else "")
+    if onto and identity_of(chain[0]) == onto.identity:
+        found = _advanced(uri, versions, chain, onto, is_fetched=is_fetched)
+    else:
+        folders = _folders(versions, chain, is_fetched=is_fetched)
+        found = Artifact(uri, chain[-1].step, folders[-1], _read_info(folders[-1] / INFO), chain[-1].num_bytes,
+                         deltas=tuple(folders[1:]), base=folders[0] if len(folders) > 1 else None,
+                         identities=tuple(identity_of(one) for one in chain))
+        _check_tensors(found, versions, chain)
+    _check_ids(found)
     return found
 
 
-def fetch_version(uri: str, version: int | None = None, have: int = 0) -> int:
-    """Bring the files of the current version, or of the given one, to this machine, check them, and return its number.
-    Files that version `have` consists of too are skipped."""
-    versions, chain = _chain(uri, version, have)
-    _folders(versions, chain[1:] if chain[0].step == have and len(chain) > 1 else chain, is_checked=False)
-    return chain[-1].step
+def fetch_version(
+    uri: str, version: int | VersionId | None = None, have: str = "", *, identity: str = "",
+) -> VersionId:
+    """Copy the files of the current version, or of the given one, into the user's cache, unless they are there, and
+    check the copies. With `identity` it must have that content. Files that the version with the identity `have`
+    consists of too are skipped.
+
+    A server maps its tables: a file that was shortened at `uri` would end it, and one that was written over would
+    change its answers. A copy on disk may be larger than memory, unlike one there, and all workers share its pages.
+    """
+    versions, chain = _chain(uri, version, identity, have)
+    for one in chain[1:] if identity_of(chain[0]) == have and len(chain) > 1 else chain:
+        _fetch(versions, one)
+    return VersionId(chain[-1].step, identity_of(chain[-1]), tuple(chain))
 
 
-def _chain(uri: str, version: int | None, until: int) -> tuple[CheckpointStore, list[Checkpoint]]:
+def _chain(uri: str, version: int | VersionId | None, identity: str, until: str,
+           ) -> tuple[CheckpointStore, Sequence[Checkpoint]]:
     """Return the versions at a URI, and the delta chain of the chosen one."""
     versions = open_versions(uri)
-    number = current_version(versions) if version is None else version
-    chosen = versions.find(number)
+    if isinstance(version, VersionId):
+        if version.chain:
+            found = [number for number, one in enumerate(version.chain) if identity_of(one) == until]
+            return versions, version.chain[found[0] if found else 0 :]
+        version, identity = version.version, version.identity
+    if version is None:
+        named = current(versions)
+        version, identity = named.version, identity or named.identity
+    chosen = versions.find(version)
     if chosen is None:
-        if number in versions.unreadable():
-            raise DataError(f"{versions.where(number)} is damaged: its {COMMIT_FILE} cannot be read", fix=_OTHER)
+        if version in versions.unreadable():
+            raise DataError(f"{versions.where(version)} is damaged: its {COMMIT_FILE} cannot be read", fix=_OTHER)
         committed = versions.committed()
         if not committed:
             raise no_versions(uri)
-        raise UserError(f"{uri}: has no version {number}",
+        raise UserError(f"{uri}: has no version {version}",
                         fix="its versions: " + ", ".join(str(one.step) for one in committed))
-    return versions, delta_chain(versions, chosen, until=until)
+    if identity not in ("", identity_of(chosen)):
+        raise DataError(f"{versions.where(version)} has other content than the wanted version: its identity is "
+                        f"{short_identity(identity_of(chosen))}, and not {short_identity(identity)}",
+                        fix=f"`embark rollback {uri} {version}` serves what is there now")
+    return versions, delta_chain(versions, chosen, until)
 
 
-def _folders(versions: CheckpointStore, chain: Sequence[Checkpoint], *, is_checked: bool) -> list[Path]:
+def short_identity(identity: str) -> str:
+    """Return the beginning of an identity, for people to compare."""
+    return identity[:12]
+
+
+def _folders(versions: CheckpointStore, chain: Sequence[Checkpoint], *, is_fetched: bool) -> list[Path]:
     """Return the folder of each version of a chain. The weights of a delta are checked after they are put together."""
     skipped = WEIGHTS if len(chain) > 1 and DELTA not in chain[0].files else ""
-    return [_on_this_machine(versions, one, skipped=skipped if one is chain[0] else "", is_checked=is_checked)
+    return [_on_this_machine(versions, one, skipped=skipped if one is chain[0] else "", is_fetched=is_fetched)
             for one in chain]
 
 
-def _advanced(uri: str, versions: CheckpointStore, deltas: Sequence[Checkpoint], onto: Artifact) -> Artifact:
-    folders = [_on_this_machine(versions, one) for one in deltas]
-    weights, id_maps = onto.weights, onto.id_maps
+def _advanced(uri: str, versions: CheckpointStore, chain: Sequence[Checkpoint], onto: Artifact, *,
+              is_fetched: bool) -> Artifact:
+    """Return the last version of a chain that begins with `onto`."""
+    if len(chain) == 1:
+        same = copy(onto)
+        vars(same).update(uri=uri, version=chain[0].step)
+        return same
+    folders = [_on_this_machine(versions, one, is_fetched=is_fetched) for one in chain[1:]]
+    weights, id_maps, identities = onto.weights, onto.id_maps, onto.identities
+    vars(onto).update(identities=())  # from here on its arrays are those of no version
     for folder in folders:
         delta = map_file(folder / DELTA)
         weights, id_maps = (apply_delta(file, before, delta, str(folder))
                             for file, before in ((WEIGHTS, weights), (ID_MAPS, id_maps)))
-    found = Artifact(uri, deltas[-1].step, folders[-1], _read_info(folders[-1] / INFO), deltas[-1].num_bytes,
-                     deltas=(*onto.deltas, *folders), base=onto.base or onto.folder)
-    found.__dict__.update(weights=weights, id_maps=id_maps)  # as read already
+    found = Artifact(uri, chain[-1].step, folders[-1], _read_info(folders[-1] / INFO), chain[-1].num_bytes,
+                     deltas=(*onto.deltas, *folders), base=onto.base or onto.folder,
+                     identities=(*identities, *(identity_of(one) for one in chain[1:])))
+    vars(found).update(weights=weights, id_maps=id_maps)  # as read already
+    # The tensors were verified when `onto` was opened, nothing else writes into them, each delta names the identity of
+    # what it changes, and its file was verified above: so the result is proven without reading all tables, which takes
+    # 0.8 s for each GB. A delta of earlier Embark names no identity.
+    if not all(PARENT_IDENTITY in one.values for one in chain[1:]):
+        _check_tensors(found, versions, chain)
     return found
 
 
-def delta_chain(versions: CheckpointStore, chosen: Checkpoint, until: int = 0) -> list[Checkpoint]:
-    """Return the full version that a delta goes back to, or version `until` if it comes first, and the deltas up to
-    it."""
+def _check_tensors(found: Artifact, versions: CheckpointStore, chain: Sequence[Checkpoint]) -> None:
+    """Raise if the tensors that were put together of a chain of deltas are not those of a full export."""
+    for file in (WEIGHTS, ID_MAPS) if found.deltas else ():
+        tensors = found.weights if file == WEIGHTS else found.id_maps
+        if tensors_checksum(tensors, file_metadata(found.info)) != checksum_of(chain[-1], file):
+            raise DataError(f"{versions.where(found.version)} is damaged: {file} put together from version "
+                            f"{chain[0].step} and {len(chain) - 1} deltas has other bytes", fix=_OTHER)
+
+
+def _check_ids(found: Artifact) -> None:
+    """Raise if rows could get ids that the tables do not have."""
+    rows, model = found.info.rows, found.info.model
+    tables = {table.name: table for table in model.scored_features()}
+
+    def refuse(what: str, file: str = INFO) -> None:
+        raise DataError(f"{found.folder / file}: {what}", fix="it was not written by Embark: export the run again")
+
+    for feature in rows.layout.features:
+        name, table, hashed_rows = feature.name, tables.get(feature.name), rows.hashed_rows.get(feature.name)
+        keys, ids = (found.id_maps.get(f"{name}.{part}") for part in ("keys", "ids"))
+        if name not in {column.name for column in rows.columns.sparse}:
+            refuse(f"rows.layout has the feature {name!r}, and rows.columns has no such column")
+        if table and table.lookup and feature.rows > table.stored_rows:
+            refuse(f"rows.layout: {name!r} has {feature.rows} rows, and its table {table.stored_rows}")
+        if keys is not None or ids is not None or (table and table.is_dynamic):
+            if keys is None or ids is None or keys.shape != ids.shape or keys.ndim != 1 or keys.dtype.kind != "u":
+                refuse(f"{name}.keys and {name}.ids are not keys and the id of each", ID_MAPS)
+            elif ids.dtype.kind not in "iu" or ids.min(initial=0) < 0 or ids.max(initial=0) >= feature.rows:
+                refuse(f"{name}.ids has ids from {ids.min(initial=0)} to {ids.max(initial=0)}, and the table has 0 to "
+                       f"{feature.rows - 1}", ID_MAPS)
+        fewest = 1 if keys is None else 0
+        if hashed_rows is None or not fewest <= hashed_rows <= feature.rows:
+            refuse(f"rows.hashed_rows: {name!r} has {hashed_rows}, and not {fewest} to {feature.rows}")
+
+
+def delta_chain(versions: CheckpointStore, chosen: Checkpoint, until: str = "") -> list[Checkpoint]:
+    """Return the full version that a delta goes back to, or the version with the identity `until` if it comes first,
+    and the deltas up to it."""
     chain = [chosen]
-    while DELTA in chain[0].files and chain[0].step != until:
+    while DELTA in chain[0].files and identity_of(chain[0]) != until:
         number = chain[0].values.get(PARENT)
         parent = versions.find(number) if isinstance(number, int) else None
-        if parent is None or parent.step >= chain[0].step or \
-                checksum_of(parent, WEIGHTS).sha256 != chain[0].values.get(PARENT_WEIGHTS):
+        if parent is None or parent.step >= chain[0].step or not _is_parent(parent, chain[0].values):
             raise DataError(f"{versions.where(chosen.step)} is a delta that needs version {number}, which is "
                             f"{'gone' if parent is None else 'another one now'}", fix=_OTHER)
         chain.insert(0, parent)
     return chain
+
+
+def parent_values(parent: Checkpoint) -> dict[str, Any]:
+    """Return what the commit record of a delta says about the version that it changes."""
+    return {PARENT: parent.step, PARENT_IDENTITY: identity_of(parent),
+            PARENT_WEIGHTS: checksum_of(parent, WEIGHTS).sha256, PARENT_ID_MAPS: checksum_of(parent, ID_MAPS).sha256}
+
+
+def _is_parent(parent: Checkpoint, values: Mapping[str, Any]) -> bool:
+    """Tell whether a version is what a delta says it changes; one of earlier Embark says less."""
+    return PARENT_WEIGHTS in values and all(
+        values[key] == value for key, value in parent_values(parent).items() if key in values)
 
 
 def checksum_of(version: Checkpoint, file: str) -> FileChecksum:
@@ -366,25 +536,57 @@ def _suggested_uri(uri: str) -> str:
 
 
 def _on_this_machine(
-    versions: CheckpointStore, chosen: Checkpoint, *, skipped: str = "", is_checked: bool = False,
+    versions: CheckpointStore, chosen: Checkpoint, *, skipped: str = "", is_fetched: bool = False,
 ) -> Path:
     """Return the local folder of a version whose files match their checksums, except for `skipped`, which is checked
-    later. Files of an object store that are absent or damaged are fetched."""
-    here, uri = versions, versions.store.uri.removeprefix("file://")
-    folder = Path(uri) / chosen.name
-    if "://" in uri:
-        mark = "".join([chosen.name, *sorted(checksum.sha256 for checksum in chosen.files.values())])
-        folder = _fetched(versions) / hashlib.sha256(mark.encode()).hexdigest()[:16] / chosen.name
-        here = open_versions(str(folder.parent))
-        wanted = [name for name in chosen.files if not is_checked and here.damages(chosen, [name])]
-        versions.store.download_many([(f"{chosen.name}/{name}", folder / name) for name in wanted])
-    if not is_checked and (damages := here.damages(chosen, [name for name in chosen.files if name != skipped])):
-        raise DataError(f"{versions.where(chosen.step)} is damaged: {damages[0]}", fix=_OTHER)
+    later. Those of an object store are fetched."""
+    folder = _own_folder(versions, chosen)
+    if is_fetched:
+        copied = _copy_folder(versions, chosen)
+        return copied if folder is None or copied.is_dir() else folder
+    if folder is None:
+        return _fetch(versions, chosen)
+    _check(versions, versions, chosen, [name for name in chosen.files if name != skipped])
     return folder
 
 
+def _own_folder(versions: CheckpointStore, chosen: Checkpoint) -> Path | None:
+    """Return the folder that a version was exported to; None in an object store."""
+    uri = versions.store.uri.removeprefix("file://")
+    return None if "://" in uri else Path(uri) / chosen.name
+
+
+def _copy_folder(versions: CheckpointStore, chosen: Checkpoint) -> Path:
+    return _fetched(versions) / f"{chosen.step}-{identity_of(chosen)[:16]}" / chosen.name
+
+
+def _fetch(versions: CheckpointStore, chosen: Checkpoint) -> Path:
+    """Return the folder of the user's cache with checked copies of a version's files."""
+    folder, own = _copy_folder(versions, chosen), _own_folder(versions, chosen)
+    here = open_versions(str(folder.parent))
+    wanted = [name for name in chosen.files if here.damages(chosen, [name])]
+    try:
+        with suppress(NotFound):  # which is found below
+            versions.store.download_many([(f"{chosen.name}/{name}", folder / name) for name in wanted])
+    except EmbarkError as error:
+        if own is None:
+            raise
+        shutil.rmtree(folder.parent, ignore_errors=True)
+        _log.warning("%s is served from there, where nothing may change it: it cannot be copied to %s (EMBARK_CACHE): "
+                     "%s", own, folder, error.what)
+        _check(versions, versions, chosen, list(chosen.files))
+        return own
+    _check(versions, here, chosen, wanted)
+    return folder
+
+
+def _check(versions: CheckpointStore, here: CheckpointStore, chosen: Checkpoint, names: Sequence[str]) -> None:
+    if damages := here.damages(chosen, names):
+        raise DataError(f"{versions.where(chosen.step)} is damaged: {damages[0]}", fix=_OTHER)
+
+
 def remove_fetched(versions: CheckpointStore, keep: Collection[Path]) -> None:
-    """Delete what was fetched from an object store, except for these folders."""
+    """Delete the copies of versions, except for these folders."""
     for folder in _fetched(versions).glob("*/*"):
         if folder not in keep:
             shutil.rmtree(folder.parent, ignore_errors=True)

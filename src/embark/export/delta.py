@@ -9,6 +9,7 @@ numbers. Applying it to the earlier tensors gives exactly the later ones.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,13 +19,23 @@ from numpy.typing import NDArray
 
 from embark.errors import DataError
 from embark.export.safetensors_file import Array, TensorSource, file_of, in_memory
-from embark.store import FileChecksum
+from embark.store import Checkpoint, FileChecksum
 
 DELTA = "delta.safetensors"
-PARENT, PARENT_WEIGHTS, TENSOR_FILES = "parent", "parent_weights_sha256", "tensor_files"
-"""Of a delta's commit record: the version that it changes, the checksum of that version's weights, and the size and
-checksum that each file of tensors has in a full export."""
+PARENT, PARENT_IDENTITY, TENSOR_FILES = "parent", "parent_identity", "tensor_files"
+PARENT_WEIGHTS, PARENT_ID_MAPS = "parent_weights_sha256", "parent_id_maps_sha256"
+"""Keys of a delta's commit record: the number and the identity of the version that it changes, the size and checksum
+that each file of tensors has in a full export, and the checksums of that version's weights and id maps. Earlier Embark
+wrote neither the identity nor the checksum of the id maps."""
 ROWS, VALUES = "#rows", "#values"
+
+
+def identity_of(committed: Checkpoint) -> str:
+    """Return the checksum of the content of a version or a checkpoint: its files and, of a delta, what it changes.
+    Neither its number nor its time is part of it."""
+    files = {name: [mark.size_bytes, mark.sha256] for name, mark in committed.files.items()}
+    delta = {key: committed.values.get(key) for key in (PARENT_IDENTITY, PARENT_WEIGHTS, PARENT_ID_MAPS, TENSOR_FILES)}
+    return hashlib.sha256(json.dumps([files, delta], sort_keys=True).encode()).hexdigest()
 
 
 class TooManyChanges(Exception):
@@ -113,7 +124,8 @@ def apply_delta(file: str, before: Mapping[str, Array], delta: Mapping[str, Arra
             continue
         tensor = tensor.removesuffix(VALUES)
         rows, array = delta.get(f"{file}/{tensor}{ROWS}"), found.get(tensor)
-        if array is None or rows is None or not array.ndim or len(rows) != len(values) or array.dtype != values.dtype \
+        if array is None or rows is None or rows.dtype.kind != "u" or not array.ndim \
+                or len(rows) != len(values) or array.dtype != values.dtype \
                 or array.shape[1:] != values.shape[1:] or rows.max(initial=0) >= len(array):
             raise DataError(f"{where}: its rows do not fit tensor {tensor}", fix="publish a full version: "
                             "`embark export RUN --to URI`")

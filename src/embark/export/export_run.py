@@ -51,6 +51,7 @@ class ExportResult:
     uri: str
     path: str  # URI of the version.
     version: int
+    identity: str  # The checksum of the version's content.
     tables: TableDtype
     num_bytes: int
     table_bytes: int
@@ -77,7 +78,7 @@ def export_run(
     contents = read_contents(trained, tables, build_index)
     uri = export_uri(trained, to)
     written = write_version(contents, uri, delta=delta)
-    set_current(open_versions(uri), written.version)
+    set_current(open_versions(uri), written.version, reason="export")
     model = trained.spec.model
 
     def table_bytes(dtype: TableDtype) -> int:
@@ -116,7 +117,7 @@ def read_contents(
         metrics={key: number for key, value in evaluated.items() if (number := to_finite(value)) is not None}
         if isinstance(evaluated, dict) else {})
     return VersionContents(info, make_reference(trained.spec, encoder, evaluated, source), maps,
-                           _weights(arrays, model.stored_tables(), tables), items)
+                           _weights(arrays, model.stored_tables(), tables), items, trained.checkpoint)
 
 
 def _checked_arrays(trained: TrainedRun) -> CheckpointArrays:

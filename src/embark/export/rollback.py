@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from embark.errors import DataError, UserError
 from embark.export.artifact import CANDIDATE, current_version, no_versions, open_versions, read_gate, set_current
-from embark.export.delta import PARENT
+from embark.export.delta import PARENT, identity_of
 from embark.formatting import to_finite
 from embark.store import Checkpoint, CheckpointStore
 
@@ -16,6 +16,7 @@ class ExportedVersion:
     """A committed version."""
 
     version: int
+    identity: str  # The checksum of its content.
     run: str
     step: int | None
     tables: str
@@ -41,6 +42,7 @@ class Rollback:
 
     uri: str
     version: int
+    identity: str  # The checksum of its content.
     previous: int  # 0 where `current.json` could not be read.
 
 
@@ -68,8 +70,8 @@ def rollback(uri: str, version: int | None = None) -> Rollback:
     if chosen not in numbers:
         raise UserError(f"{uri}: has no version {version}" if version is not None else
                         f"{uri}: has no version before {previous}, which is current", fix=every)
-    set_current(versions, chosen)
-    return Rollback(uri, chosen, previous)
+    now = set_current(versions, chosen, reason="rollback")
+    return Rollback(uri, chosen, now.identity, now.previous or previous)
 
 
 def _committed(uri: str) -> tuple[CheckpointStore, list[Checkpoint]]:
@@ -84,7 +86,7 @@ def _described(one: Checkpoint, versions: CheckpointStore, *, is_current: bool) 
     values = one.values
     verdict = read_gate(versions, one.step) if values.get(CANDIDATE) else None
     return ExportedVersion(
-        version=one.step, parent=values.get(PARENT), refused=(verdict or {}).get("why", ""),
+        version=one.step, identity=identity_of(one), parent=values.get(PARENT), refused=(verdict or {}).get("why", ""),
         run=values.get("run", ""), step=int(values["step"]) if "step" in values else None,
         tables=values.get("tables", ""), auc=to_finite((values.get("eval") or {}).get("auc")),
         num_bytes=one.num_bytes, time_s=to_finite(values.get("time_s")), is_current=is_current)

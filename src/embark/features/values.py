@@ -5,6 +5,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
@@ -70,6 +71,17 @@ def json_object(value: bytes | str | Mapping[str, Any]) -> Mapping[str, Any] | N
     return found if isinstance(found, dict) else None
 
 
+def json_line(line: bytes) -> Mapping[str, Any] | None:
+    """Read a JSON object of a file; None if it is anything else, or has half of a character, which no text can have."""
+    found = json_object(line)
+    if found is not None and (b"\\ud" in line or b"\\uD" in line):
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except (UnicodeEncodeError, RecursionError):
+            return None
+    return found
+
+
 def json_cell(value: Any) -> str:
     """Return a value as text; empty if there is none."""
     kind = type(value)
@@ -83,17 +95,14 @@ def json_cell(value: Any) -> str:
 
 
 def event_time_s(value: Any) -> float | None:
-    """Return seconds since 1970 from a number of seconds or milliseconds or from ISO 8601; None for anything else."""
+    """Return seconds since 1970 from a number of seconds or milliseconds or from ISO 8601; None for anything else, and
+    for times before 1970."""
+    seconds = math.nan
     if isinstance(value, str):
-        try:
-            return moment(value).timestamp()
-        except ValueError:
-            pass
-    try:
-        seconds = float(value)
-    except (TypeError, ValueError):
-        return None
-    if not math.isfinite(seconds) or isinstance(value, bool):
-        return None
-    seconds = seconds / 1000 if abs(seconds) > _LAST_SECONDS else seconds
-    return seconds if abs(seconds) < _YEAR_10000_S else None
+        with suppress(ValueError, OverflowError):
+            seconds = moment(value).timestamp()
+    if math.isnan(seconds) and not isinstance(value, bool):
+        with suppress(TypeError, ValueError, OverflowError):
+            seconds = float(value)
+            seconds = seconds / 1000 if seconds > _LAST_SECONDS else seconds
+    return seconds if 0 <= seconds < _YEAR_10000_S else None

@@ -34,6 +34,13 @@ State = Literal["pending", "running", "restarting", "lost", "succeeded", "failed
 Location = Mapping[str, Any]  # Values by which a backend finds a run: a namespace and a context, or a folder.
 
 
+class DamagedRecord(UserError):
+    """A file by which a launched run is found does not hold what Embark wrote."""
+
+    def __init__(self, what: str, path: Path) -> None:
+        super().__init__(what, fix=f"end its processes and machines yourself, then delete {path}; its checkpoints stay")
+
+
 @dataclass(frozen=True, slots=True)
 class RunHandle:
     """A launched run: all that is needed to find it again from another terminal."""
@@ -84,6 +91,7 @@ class Status:
     since_s: float | None = None  # Unix time when the run began.
     num_restarts: int = 0
     is_recoverable: bool = False  # A `lost` run that the backend's `recover` may bring back.
+    ended_s: float | None = None  # When its last process ended, where that was recorded.
 
     def become(self, state: State, reason: str = "", fix: str = "") -> Status:
         """Return this status in another state."""

@@ -26,6 +26,7 @@ from embark.render.job import make_job
 from embark.render.serving import GIB, memory_gib, server_name
 from embark.spec import RunSpec, parse_spec
 from embark.store import RunDir, find_run
+from embark.store.lease import newest_holder
 from embark.store.run_dir import SPEC
 
 ALIVE_S = 300.0  # A run not launched from here whose last event is so recent is taken to be running.
@@ -82,10 +83,10 @@ def run_cost(name: str, notify: Notify, *, budget_usd: float | None = None, now_
     spec = _spec(run_dir, launched)
     price = _price(spec, events, launched.handle.usd_per_hour if launched else None)
     found = spending(events, usd_per_hour=price.usd_per_hour)
+    ended_s = min(now_s, status.ended_s or 0.0 if status else _killed_s(run_dir, now_s))
     is_fresh = launched is None and found is not None and now_s - found.last_s < ALIVE_S and not found.outcome
-    is_running = status.state == "running" if status else is_fresh
-    if is_running:
-        found = spending(events, usd_per_hour=price.usd_per_hour, now_s=now_s)
+    is_running = status.state == "running" if status else is_fresh and not ended_s
+    found = spending(events, usd_per_hour=price.usd_per_hour, now_s=now_s if is_running else None, ended_s=ended_s)
     if found is not None and found.usd_per_hour is not None and found.usd_per_hour != price.usd_per_hour:
         price = RunPrice(found.usd_per_hour, source="the price the run was started with")
     lead_s = _lead_s(events, status, now_s, notes)
@@ -95,7 +96,7 @@ def run_cost(name: str, notify: Notify, *, budget_usd: float | None = None, now_
     left_s = found.left_s if found else None
     left_usd = usd_for(price.usd_per_hour, left_s)
     total_usd = None if spent_usd is None or left_usd is None else spent_usd + left_usd
-    own_budget_usd = spec.place.budget_usd if spec else None
+    own_budget_usd = spec.place.budget_usd if spec else found.budget_usd if found else None
     limit_usd = budget_usd if budget_usd is not None else own_budget_usd
     name, title = (launched.handle.name, launched.handle.title) if launched else (run_dir.uri if run_dir else name,) * 2
     is_within, verdict = _check_budget(name, limit_usd, own_budget_usd, spent_usd, total_usd)
@@ -151,6 +152,16 @@ def _events(run_dir: RunDir | None, notes: list[str], *, is_only: bool) -> list[
             raise
         notes.append(f"cannot read its events from here: {error.what}")
         return []
+
+
+def _killed_s(run_dir: RunDir | None, now_s: float) -> float:
+    """Return when the run's process was killed, as far as its lease tells; 0 if it may be alive or ended in order."""
+    with suppress(EmbarkError):
+        holder = newest_holder(run_dir.store) if run_dir is not None else None
+        is_silent = holder is not None and now_s - holder.renewed_s > holder.ttl_s
+        if holder is not None and not holder.is_released and (is_silent or holder.state() == "dead"):
+            return holder.ended_s
+    return 0.0
 
 
 def _spec(run_dir: RunDir | None, launched: RunRecord | None) -> RunSpec | None:

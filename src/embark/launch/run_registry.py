@@ -3,18 +3,20 @@
 import fcntl
 import hashlib
 import json
+import math
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
 from embark.catalog.load import user_data_dir
 from embark.errors import EmbarkError, UserError, nearest
-from embark.events.events import Event, parse_event
-from embark.launch.backend import Replica, RunEvent, RunHandle, Status, backend_of
+from embark.events.events import Event, parse_event, split_lines
+from embark.launch.backend import DamagedRecord, Replica, RunEvent, RunHandle, Status, backend_of
 from embark.launch.shell import Notify, Shell
 from embark.spec import RunSpec, parse_spec
 from embark.store import ObjectStore, open_store, write_atomic
@@ -22,6 +24,7 @@ from embark.store.errors import BRIEF_RETRY
 from embark.store.run_dir import EVENTS
 
 FORMAT = 2
+BLOCK_BYTES = 8 << 20  # One request each.
 WRITABLE = "set XDG_DATA_HOME to a folder that can be written"
 
 
@@ -110,7 +113,11 @@ def find_run(name: str, context: str = "") -> RunRecord:
     """Find a run as `lookup_run` does; raises if there is none."""
     if (run := lookup_run(name, context)) is not None:
         return run
-    names = {run.handle.name for run in list_runs(context).runs}
+    listed = list_runs(context)
+    for path in listed.broken:
+        if path.name.startswith(f"{name.partition('@')[0]}."):
+            raise DamagedRecord(f"{path}: not the record of a launched run", path)
+    names = {run.handle.name for run in listed.runs}
     known = nearest(name.partition("@")[0], names) if names else "embark launch SPEC launches one"
     if (local := Path(RUNS_FOLDER, name) / EVENTS).is_file():
         known = f"it was trained without embark launch: embark watch {shlex.quote(str(local.parent))} shows it"
@@ -134,15 +141,32 @@ def registry_dir() -> Path:
 def _read(path: Path) -> RunRecord | None:
     """Return the record in a file; None if it is not complete."""
     try:
-        return replace(TypeAdapter(RunRecord).validate_json(path.read_bytes()), path=path)
+        run = TypeAdapter(RunRecord).validate_json(path.read_bytes())
+        where = RecordedLocation(run.handle.where)
+        where.path = path
+        if any(type(value) is not int for key, value in where.items() if key.startswith(("num_", "min_", "grace_"))):
+            return None
+        if not isinstance(where.get("folder", ""), str) or not math.isfinite(run.submitted_s):
+            return None
+        return replace(run, handle=replace(run.handle, where=where), path=path)
     except (OSError, ValueError):
         return None
 
 
+class RecordedLocation(dict[str, Any]):
+    """A location as its file has it, which may lack a value."""
+
+    path: Path
+
+    def __missing__(self, key: str) -> Any:
+        raise DamagedRecord(f"{self.path}: where.{key} is missing", self.path)
+
+
 def stored_events(store: ObjectStore) -> list[Event]:
     """Return all events in a run's directory."""
-    lines = store.read(EVENTS).splitlines() if store.exists(EVENTS) else []
-    return list(filter(None, map(parse_event, lines)))
+    size = store.size(EVENTS) if store.exists(EVENTS) else 0
+    blocks = (store.read_range(EVENTS, at, min(BLOCK_BYTES, size - at)) for at in range(0, size, BLOCK_BYTES))
+    return list(filter(None, map(parse_event, split_lines(blocks))))
 
 
 def run_outcome(run_uri: str, since_s: float = 0.0) -> str | None:

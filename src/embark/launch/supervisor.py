@@ -26,6 +26,10 @@ from pathlib import Path
 from typing import IO, Any
 
 JOB, STARTED, STATE, ENDED, LOG = "job.json", "started.json", "state.json", "ended.json", "log"
+FIELDS = {STARTED: {"pid": int, "mark": str, "time_s": float},
+          STATE: {"phase": str, "num_restarts": int, "last_code": int},
+          ENDED: {"code": int, "was_stopped": bool, "time_s": float}}
+MAX_NUMBER = 1 << 40  # More than any process id or Unix time.
 MAX_LINE_BYTES = 1 << 20
 START_S = 20.0
 POLL_S = 0.2
@@ -36,6 +40,10 @@ GOOD_S = 600.0  # An attempt that lasted so long resets the count of faults.
 LIBC = ctypes.CDLL(None)
 PR_SET_PDEATHSIG = 1  # From <linux/prctl.h>.
 DRAIN_S = 10.0  # Time to read the rest if a descendant of the process holds its output open.
+
+
+class DamagedFile(ValueError):
+    """A file of the folder does not hold what the supervisor writes."""
 
 
 def main(command: str, folder: Path, *rest: str) -> None:
@@ -238,8 +246,8 @@ def end_with_parent() -> None:
 
 def pid_of(path: Path) -> int:
     """Return the process that the file names; 0 if it does not run."""
-    process = read(path) or {"mark": ""}
-    return int(process["pid"]) if process["mark"] and mark_of(int(process["pid"])) == process["mark"] else 0
+    process = read(path)
+    return process["pid"] if process and process["mark"] and mark_of(process["pid"]) == process["mark"] else 0
 
 
 def mark_of(pid: int) -> str:
@@ -254,11 +262,21 @@ def mark_of(pid: int) -> str:
 
 
 def read(path: Path) -> dict[str, Any] | None:
+    """Return what a file holds, None if there is none; raises `DamagedFile` if a field is missing or has another
+    type."""
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError):
+    except FileNotFoundError:
         return None
-    return found if isinstance(found, dict) else None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedFile(f"{path} cannot be read: {error}") from error
+    for name, kind in FIELDS[path.name].items():
+        value = found.get(name) if isinstance(found, dict) else None
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise DamagedFile(f"{path}: {name} is {json.dumps(value)[:80]}, not of type {kind.__name__}")
+        if kind in (int, float) and not -MAX_NUMBER < value < MAX_NUMBER:
+            raise DamagedFile(f"{path}: {name} is {str(value)[:80]}, which is out of range")
+    return dict(found)
 
 
 def write(path: Path, text: str) -> None:
@@ -269,4 +287,7 @@ def write(path: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    try:
+        main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])
+    except DamagedFile as error:
+        sys.exit(str(error))

@@ -75,9 +75,10 @@ def status_of(states: Mapping[int, SupervisorState | None], names: Mapping[int, 
     since_s = min((one.started_s for one in known if one.started_s), default=None)
     num_restarts = max((one.num_restarts for one in known), default=0)
 
-    status = Status("running", replicas=replicas, since_s=since_s, num_restarts=num_restarts)
+    ended_s = max((one.ended_s for one in known if one.code is not None), default=None)
+    status = Status("running", replicas=replicas, since_s=since_s, ended_s=ended_s, num_restarts=num_restarts)
     done = [one.ended_s for one in known if one.code == 0]
-    lasted = format_duration(max((one.ended_s for one in known), default=0.0) - since_s) if since_s else "a while"
+    lasted = format_duration(max(0.0, (ended_s or 0.0) - since_s)) if since_s else "a while"
     if done:  # all ranks make the last save together, so where one has ended well, all have trained to the end
         return status.become("succeeded", f"took {lasted}")
     for index, one in sorted(states.items()):

@@ -162,7 +162,7 @@ def read_calibrations(path: Path) -> dict[str, Calibration]:
         return {name: TypeAdapter(Calibration).validate_python({
             **table, "device": name, "basis": f"measured on {table['title']}, {table['date']}"})
             for name, table in tables.items()}
-    except (OSError, KeyError, TypeError, ValueError) as error:
+    except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         fix = "remove it; embark bench --calibrate makes another"
         raise UserError(f"{path}: not a calibration: {error}", fix=fix) from error
 

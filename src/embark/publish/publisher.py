@@ -7,15 +7,19 @@ that is killed anywhere goes on there. A version that is refused is kept, and is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from embark.errors import DataError, EmbarkError, UserError
 from embark.export.artifact import (
     CANDIDATE,
     Artifact,
+    CurrentChanged,
+    CurrentVersion,
+    current,
     current_version,
     delta_chain,
     open_artifact,
@@ -24,9 +28,10 @@ from embark.export.artifact import (
     set_current,
     write_gate,
 )
-from embark.export.delta import PARENT
+from embark.export.delta import PARENT, identity_of
 from embark.export.export_run import export_uri, read_contents
-from embark.export.write_version import write_version
+from embark.export.write_version import CHECKPOINT, CHECKPOINT_TIME, WRITTEN_OVER, write_version
+from embark.formatting import to_finite
 from embark.publish.gate import GateVerdict, earlier_gate, judge, to_record
 from embark.publish.gate_rows import GateRows, open_gate_rows
 from embark.spec.serve import PublishSpec
@@ -46,11 +51,13 @@ class PublishResult:
     step: int
     uri: str
     version: int
+    identity: str  # The checksum of the version's content.
     is_current: bool
     is_new: bool  # False: it had its verdict before.
     parent: int | None
     num_bytes: int
     refused: str = ""  # Why the gate refused it; empty if it passed.
+    not_current: str = ""  # Why it was not made current, although it passed.
     verdict: GateVerdict | None = None  # None if there is no gate.
     export_s: float = 0.0
     gate_s: float = 0.0
@@ -77,25 +84,68 @@ def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = 
     versions = open_versions(uri)
     started_s = time.perf_counter()
     candidate = _candidate(versions, trained)
-    if candidate is not None and (record := read_gate(versions, candidate.step)) is not None:
-        return _result(versions, trained, candidate, is_new=False, refused=str(record.get("why", "")))
+    record = read_gate(versions, candidate.step) if candidate else None
+    if candidate is not None and record is not None:
+        return _result(versions, trained, candidate, record, is_new=False)
+    verdict = None
     with open_gate_rows(trained, bounds) if bounds.gate else nullcontext() as rows:
         if candidate is None:
             contents = read_contents(trained, bounds.tables, build_index, source=rows.rows if rows else None)
-            number = write_version(contents, uri, delta=True, candidate=True).version
-            candidate = versions.find(number)
+            candidate = versions.find(write_version(contents, uri, delta=True, candidate=True).version)
             assert candidate is not None
         exported_s = time.perf_counter()
-        verdict = _judged(trained, rows, open_artifact(uri, candidate.step), versions, bounds) if rows else None
-    record = to_record(verdict) if verdict else {"passed": True, "why": "", "notes": ["published without a gate"]}
-    if record["passed"]:
-        set_current(versions, candidate.step)
-    # Last: one that is killed before is judged again, and a version that was rolled back since is not.
+        while record is None:
+            against = current(versions)
+            verdict = _judged(trained, rows, open_artifact(uri, candidate.step), against, versions, bounds) \
+                if rows else None
+            record = _settled(versions, trained, candidate, against, to_record(verdict) if verdict else {
+                "passed": True, "why": "", "notes": ["published without a gate"]})
     write_gate(versions, candidate.step, record)
     if record["passed"]:
         _remove_old(versions, bounds.keep_versions)
-    found = _result(versions, trained, candidate, is_new=True, refused=str(record["why"]))
+    found = _result(versions, trained, candidate, record, is_new=True)
     return replace(found, verdict=verdict, export_s=exported_s - started_s, gate_s=time.perf_counter() - exported_s)
+
+
+def _settled(
+    versions: CheckpointStore, trained: TrainedRun, candidate: Checkpoint, against: CurrentVersion,
+    record: dict[str, Any],
+) -> dict[str, Any] | None:
+    """Make a version that passed current, unless someone exported or rolled back since it was written, or a later step
+    was published. Return its record, or None if another publisher was faster, so that the version must be judged
+    against that one's.
+
+    What was current when the version was written stands in its commit record. So a publisher that was killed anywhere,
+    and judges the version again, does not undo a rollback either.
+    """
+    if not record["passed"]:
+        return record
+    text = against.text.decode() if against.text else None
+    now, newer_step = against, _newer_step(versions, trained, against)
+    if not newer_step and (against.reason == "publish" or candidate.values.get(WRITTEN_OVER, text) == text):
+        try:
+            now = set_current(versions, candidate.step, reason="publish", expected=against)
+        except CurrentChanged as error:
+            now, newer_step = error.now, _newer_step(versions, trained, error.now)
+            if now.reason == "publish" and not newer_step:
+                return None
+    if now.version == candidate.step:
+        return record
+    by = f" by `embark {now.reason}`" if now.reason else ""
+    return {**record, "not_current": f"version {now.version} is current, which is of step {newer_step:,} of the run"
+            if newer_step else f"version {now.version} was made current{by} since this one was written"}
+
+
+def _newer_step(versions: CheckpointStore, trained: TrainedRun, now: CurrentVersion) -> int:
+    """Return the step of the current version if it is a later one of the same run, else 0. A run that was trained anew
+    under its name, or another run of that name, has saved nothing since."""
+    served, saved = versions.find(now.version), trained.checkpoint
+    if served is None or served.values.get("run") != trained.run_dir.uri:
+        return 0
+    step, newest = int(served.values["step"]), trained.run_dir.checkpoints.committed()[-1:]
+    served_s, saved_s = (to_finite(found) or 0.0 for found in (
+        served.values.get(CHECKPOINT_TIME), saved.values.get("time_s")))
+    return step if newest and min(step, newest[0].step) > saved.step and served_s > saved_s else 0
 
 
 def check(run: str, *, to: str = "", sets: Sequence[str] = ()) -> CheckResult:
@@ -106,8 +156,9 @@ def check(run: str, *, to: str = "", sets: Sequence[str] = ()) -> CheckResult:
     versions = open_versions(uri)
     with TemporaryDirectory(prefix="embark-check-") as folder, open_gate_rows(trained, bounds) as rows:
         write_version(read_contents(trained, bounds.tables, build_index), folder)
-        verdict = _judged(trained, rows, open_artifact(folder), versions, bounds)
-    return CheckResult(trained.run_dir.uri, trained.checkpoint.step, uri, current_version(versions), verdict)
+        against = current(versions)
+        verdict = _judged(trained, rows, open_artifact(folder), against, versions, bounds)
+    return CheckResult(trained.run_dir.uri, trained.checkpoint.step, uri, against.version, verdict)
 
 
 def watch(
@@ -116,14 +167,14 @@ def watch(
 ) -> None:
     """Publish each newest checkpoint, at most one in `publish.every_minutes`, until stopped. An error is reported once
     and retried."""
-    last_step, next_s, last_error = 0, 0.0, ""
+    last, next_s, last_error = "", 0.0, ""
     while not is_stopped():
         try:
             trained = _find(run, sets)
-            if trained.checkpoint.step != last_step and time.monotonic() >= next_s:
+            if identity_of(trained.checkpoint) != last and time.monotonic() >= next_s:
                 started_s = time.monotonic()
                 result = publish(run, to=to, gate=gate, sets=sets)
-                last_step, last_error = result.step, ""
+                last, last_error = identity_of(trained.checkpoint), ""
                 if result.is_new:
                     next_s = started_s + 60 * trained.spec.publish.every_minutes
                     on_result(result)
@@ -143,15 +194,16 @@ def _find(run: str, sets: Sequence[str]) -> TrainedRun:
 
 
 def _judged(
-    trained: TrainedRun, rows: GateRows, candidate: Artifact, versions: CheckpointStore, bounds: PublishSpec
+    trained: TrainedRun, rows: GateRows, candidate: Artifact, against: CurrentVersion, versions: CheckpointStore,
+    bounds: PublishSpec,
 ) -> GateVerdict:
     """Judge a candidate against the current version."""
     model_file = file_of(trained.spec.model.kind) if trained.spec.model.is_custom else ""
     notes: tuple[str, ...] = ()
     published, earlier = None, None
-    if number := current_version(versions):
+    if number := against.version:
         try:
-            published = open_artifact(versions.store.uri, number)
+            published = open_artifact(versions.store.uri, number, identity=against.identity)
             earlier = earlier_gate(read_gate(versions, number) or {})
         except DataError as error:
             notes = (f"the published version {number} cannot be read, and is not compared: {error.what}",)
@@ -161,18 +213,27 @@ def _judged(
 
 def _candidate(versions: CheckpointStore, trained: TrainedRun) -> Checkpoint | None:
     """Return the newest version of this checkpoint that was written to be published."""
-    return next((one for one in reversed(versions.committed())
-                 if one.values.get(CANDIDATE) and one.values.get("run") == trained.run_dir.uri
-                 and one.values.get("step") == str(trained.checkpoint.step)), None)
+    identity = identity_of(trained.checkpoint)
+    return next((one for one in reversed(versions.committed()) if one.values.get(CANDIDATE) and (
+        one.values[CHECKPOINT] == identity if CHECKPOINT in one.values else _may_be_of(one, trained))), None)
 
 
-def _result(versions: CheckpointStore, trained: TrainedRun, candidate: Checkpoint, *, is_new: bool, refused: str,
-            ) -> PublishResult:
-    parent = candidate.values.get(PARENT)
+def _may_be_of(version: Checkpoint, trained: TrainedRun) -> bool:
+    """Tell whether a version by earlier Embark, which did not record the checkpoint, can be of this one: the run and
+    the step are the same, and the checkpoint was not saved later."""
+    version_s, saved_s = (to_finite(one.values.get("time_s")) or 0.0 for one in (version, trained.checkpoint))
+    return version.values.get("run") == trained.run_dir.uri and saved_s <= version_s and \
+        version.values.get("step") == str(trained.checkpoint.step)
+
+
+def _result(versions: CheckpointStore, trained: TrainedRun, candidate: Checkpoint, record: Mapping[str, Any], *,
+            is_new: bool) -> PublishResult:
+    parent, is_current = candidate.values.get(PARENT), current_version(versions) == candidate.step
     return PublishResult(
         run=trained.run_dir.uri, step=trained.checkpoint.step, uri=versions.store.uri, version=candidate.step,
-        is_current=current_version(versions) == candidate.step, is_new=is_new,
-        parent=parent if isinstance(parent, int) else None, num_bytes=candidate.num_bytes, refused=refused)
+        identity=identity_of(candidate), is_current=is_current, is_new=is_new,
+        parent=parent if isinstance(parent, int) else None, num_bytes=candidate.num_bytes,
+        refused=str(record.get("why", "")), not_current="" if is_current else str(record.get("not_current", "")))
 
 
 def _remove_old(versions: CheckpointStore, keep: int) -> None:

@@ -4,12 +4,13 @@ import re
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from embark.errors import UserError
-from embark.events.events import parse_event
+from embark.events.events import LineSplitter, parse_event, read_blocks
 from embark.kubernetes.failure_policies import Decision, FailurePolicy, PodEnd
 from embark.kubernetes.pods import Pod
 from embark.launch.backend import split_rank
@@ -85,6 +86,7 @@ class EventReader:
         self.has_no_run = folder is None  # There is no run whose events could be read.
         self._folder = folder
         self._offset = 0
+        self._splitter = LineSplitter()
 
     def read(self) -> Progress:
         path = self._folder / EVENTS if self._folder is not None else None
@@ -92,11 +94,11 @@ class EventReader:
             return self.progress
         with path.open("rb") as file:
             file.seek(self._offset)
-            data = file.read()
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        for event in filter(None, map(parse_event, complete.splitlines())):
-            self.progress.take(event.kind, event.values)
+            for block in read_blocks(file):
+                self._offset += len(block)
+                for event in filter(None, map(parse_event, self._splitter.lines(block))):
+                    with suppress(LookupError, TypeError, ValueError, OverflowError):  # a damaged one
+                        self.progress.take(event.kind, event.values)
         return self.progress
 
 

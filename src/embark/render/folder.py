@@ -142,9 +142,12 @@ def read_record(folder: Path) -> Record:
     """Read the record; without a readable one, every file that differs counts as edited."""
     try:
         read = json.loads((folder / RECORD).read_text())
-        return Record(str(read["spec"]), tuple(map(str, read["origin"])),
+        spec = str(read["spec"])
+        if spec != Path(spec).name or not (folder / spec).exists():
+            raise ValueError(f"{spec!r} is no file of the folder")
+        return Record(spec, tuple(map(str, read["origin"])),
                       {str(path): str(text) for path, text in read["checksums"].items()})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Record()
 
 

@@ -67,7 +67,7 @@ def status_of(
         state = "deleted"
     elif not record.num_events:
         state = "waiting"
-    elif record.end:
+    elif record.end or record.interrupt:
         outcome = record.end.get("outcome")
         state = "finished" if outcome == "done" else "failed" if outcome == "failed" else "stopped"
     elif record.error:
@@ -176,7 +176,7 @@ def read_run(run: RunFiles | str, warn: Warn = lambda _: None, *, is_brief: bool
     else:
         try:
             values = tomllib.loads(spec_toml)
-        except tomllib.TOMLDecodeError as error:
+        except (tomllib.TOMLDecodeError, RecursionError) as error:
             warn(f"{files.uri}/{SPEC}: {error}")
     checkpoints, best_by = ((), "") if is_brief else _checkpoints(files, warn)
     diagnoses = None

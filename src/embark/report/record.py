@@ -32,7 +32,7 @@ MAX_GAPS = 256
 MAX_RANKS = 4096
 FUTURE_S = 60.0  # Seconds that another machine's clock may be ahead.
 _FIRST_STEPS, _LAST_STEPS = 4, 16
-_MILESTONES = frozenset({"start", "plan", "predict", "note", "eval", "save", "resume", "warm_start", "change",
+_MILESTONES = frozenset({"begin", "start", "plan", "predict", "note", "eval", "save", "resume", "warm_start", "change",
                          "interrupt", "end", "error"})
 _NEWEST = frozenset({"save", "end", "error", "interrupt", "plan", "predict"})
 
@@ -214,7 +214,7 @@ class Record(NewestEvents):
         return float(np.median(gaps)) if gaps else 0.0
 
     def _add_time(self, kind: str, time_s: float) -> None:
-        if kind != "start" and self.last_s is not None and time_s > self.last_s:
+        if kind not in ("begin", "start") and self.last_s is not None and time_s > self.last_s:
             self._gaps_s.append(time_s - self.last_s)
             self.longest_gap_s = max(self.longest_gap_s, time_s - self.last_s)
         self.first_s = time_s if self.first_s is None else min(self.first_s, time_s)
@@ -233,11 +233,14 @@ class Record(NewestEvents):
 
     def _add_milestone(self, event: Event) -> None:
         values, kind = event.values, event.kind
-        self._milestones.extend(self._since_milestone() if kind == "start" else list(self._last_steps)[-1:])
+        self._milestones.extend(self._since_milestone() if kind in ("begin", "start") else
+                                list(self._last_steps)[-1:])
         self._last_steps.clear()
         self._milestones.append(event)
         if kind in _NEWEST:
             setattr(self, kind, values)
+        elif kind == "begin":
+            self.end = self.error = self.interrupt = {}
         elif kind == "start":
             self.start = values
             self.end = self.error = self.interrupt = {}

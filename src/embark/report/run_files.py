@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embark.errors import UserError, nearest
+from embark.events.events import LineSplitter
 from embark.launch.run_registry import list_runs
 from embark.launch.supervisor import LOG
 from embark.store import open_store, run_uri
@@ -131,7 +132,7 @@ def _changed_s(run: Path) -> float:
 
 def _local_runs(folders: Sequence[Path]) -> list[RunFiles]:
     launched = [one.handle for one in list_runs().runs if one.handle.backend == "local"]
-    logs = {handle.run_uri: Path(str(handle.where["folder"])) / LOG for handle in launched}
+    logs = {handle.run_uri: Path(str(handle.where.get("folder", ""))) / LOG for handle in launched}
     return [RunFiles(folder, logs.get(str(folder.expanduser().absolute()))) for folder in folders]
 
 
@@ -170,7 +171,7 @@ class Tail:
     def _reset(self) -> None:
         self._offset = 0
         self._last = b""
-        self._rest = b""
+        self._splitter = LineSplitter()
 
     @property
     def offset(self) -> int:
@@ -195,7 +196,7 @@ class Tail:
             block = self._next_block() or b""
         self._offset += len(block)
         self._last = (self._last + block)[-_CHECKED_BYTES:]
-        return NewLines(tuple(self._complete_lines(block)), is_new=is_new, is_end=self._offset >= size or not block)
+        return NewLines(tuple(self._splitter.lines(block)), is_new=is_new, is_end=self._offset >= size or not block)
 
     def _next_block(self) -> bytes | None:
         """Return the bytes that follow; None where those before them have changed."""
@@ -203,8 +204,3 @@ class Tail:
         block_bytes = REMOTE_BLOCK_BYTES if self._files.is_remote else BLOCK_BYTES
         read = self._files.read(self._name, self._offset - known, known + block_bytes)
         return read[known:] if read[:known] == self._last else None
-
-    def _complete_lines(self, block: bytes) -> list[bytes]:
-        *lines, rest = (self._rest + block).split(b"\n")
-        self._rest = rest
-        return lines

@@ -31,17 +31,19 @@ from embark.store import RunDir
 
 def train(
     spec: RunSpec, backend: TrainerBackend, view: Sequence[Sink] = (), *, fresh: bool = False,
-    signals: StopSignals | None = None, prune: Prune | None = None,
+    signals: StopSignals | None = None, prune: Prune | None = None, opener: RunOpener | None = None,
 ) -> dict[str, Any]:
     """Train what `spec` says; returns the values of the last evaluation and of the end.
 
     The same call starts a run, resumes an interrupted one and leaves a finished one alone. `view` is what a person
-    watches. `signals`, already entered, has listened since before the library was imported. `prune` may stop a run that
-    is one of many.
+    watches. `signals`, already entered, has listened since before the library was imported; so has `opener`, which may
+    have begun the run. `prune` may stop a run that is one of many.
     """
-    if signals is None:
-        with StopSignals() as entered:
-            return train(spec, backend, view, fresh=fresh, signals=entered, prune=prune)
+    if opener is None:
+        with ExitStack() as at_end:
+            opener = RunOpener(signals or at_end.enter_context(StopSignals()), view, at_end)
+            return train(spec, backend, view, fresh=fresh, prune=prune, opener=opener)
+    signals = opener.signals
     signals.is_loading = False
     with (
         backend.join(spec.place) as world,
@@ -50,7 +52,7 @@ def train(
     ):
         run = resolve_run(spec, world, allocate=backend.allocator(world))
         spec, data = run.spec, at_end.enter_context(closing(run.data))
-        run_dir, finished_step, changes = open_run(run, world, RunOpener(signals, view, at_end), fresh=fresh)
+        run_dir, finished_step, changes = open_run(run, world, opener, fresh=fresh)
         if finished_step:
             return replay_finished(run_dir, finished_step, spec, view if world.is_first else ())
         logger = at_end.enter_context(open_run_logger(spec, world, run_dir, view))

@@ -7,11 +7,12 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from embark.errors import EmbarkError, RunInUse, UserError
-from embark.events import Event, Sink, read_events
-from embark.events.events import Change, changes_of
+from embark.errors import EmbarkError, Interrupted, OverBudget, Preempted, RunInUse, UserError
+from embark.events import Event, EventLog, Sink, read_events
+from embark.events.events import Change, changes_of, uptime_s
+from embark.events.spending import BUDGET
 from embark.formatting import to_finite
-from embark.run.budget import refuse_over_budget
+from embark.run.budget import PROCESS, refuse_over_budget, usd_per_hour
 from embark.run.identity import refuse_changes
 from embark.run.resolve import ResolvedRun, resolve_run
 from embark.run.signals import StopSignals, stopped_by
@@ -20,18 +21,20 @@ from embark.spec import RunSpec, TrainSpec
 from embark.store import RunDir, first_free_run, run_uri
 from embark.store.atomic_file import make_directory
 from embark.store.checkpoint_store import EARLY_STOPPING
-from embark.store.lease import MAX_TTL_S, TTL_S, acquire, current_holder
+from embark.store.lease import MAX_TTL_S, TTL_S, acquire, current_holder, process_mark
+from embark.store.run_dir import EVENTS
 
 TTL = "EMBARK_LEASE_S"  # Seconds to wait for a process on another machine that gives no sign of life.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class RunOpener:
     """Opens runs for a process: whom to notify, what may interrupt it, and what to do at its end."""
 
     signals: StopSignals
     view: Sequence[Sink]
     at_end: ExitStack
+    begun: RunDir | EmbarkError | None = None
 
     def notify(self, text: str) -> None:
         for sink in self.view:
@@ -42,6 +45,41 @@ class RunOpener:
         time.sleep(seconds)
         if name := self.signals.look():
             raise stopped_by(name, f"stopped by {name} while it waited for another process")
+
+    def begin(self, spec: RunSpec, *, fresh: bool) -> None:
+        """Acquire the run on its first rank and record that this start has begun, so that it is counted even if it is
+        killed while it loads. A refusal is raised in `open_run`, where all ranks see it."""
+        try:
+            run_dir = self.begun = self.acquire_run(spec, fresh=fresh)
+            for file in (run_dir.spec, run_dir.plan, run_dir.events):
+                if file.is_dir():
+                    raise UserError(f"{file} is a directory", fix="move it away; the run writes a file of this name")
+            run_dir.fetch()
+            previous = run_dir.lease.previous if run_dir.lease else None
+            record_event(run_dir, Event("begin", {
+                "name": spec.name, "run_dir": run_dir.uri, "attempt": run_dir.attempt, "age_s": PROCESS.uncounted_s(),
+                "boot": process_mark(os.getpid()).rpartition(" ")[0], "uptime_s": uptime_s(),
+                "usd_per_hour": usd_per_hour(), "budget_usd": spec.place.budget_usd, "is_spot": spec.place.spot,
+                **({"previous_began_s": previous.since_s, "previous_ended_s": previous.ended_s} if previous else {})}))
+            num_bytes = run_dir.events.stat().st_size
+            self.at_end.push(lambda _, error, __: self._record_end(run_dir, num_bytes, error))
+            if not last_finished_step(life_events(run_dir)):
+                refuse_over_budget(spec, run_dir)
+        except EmbarkError as error:
+            self.begun = error
+            if os.environ.get("WORLD_SIZE", "1") == "1":
+                raise
+
+    def _record_end(self, run_dir: RunDir, num_bytes: int, error: BaseException | None) -> None:
+        """Record why a start ended that has logged nothing since it began."""
+        with suppress(EmbarkError, OSError):
+            if error is None or run_dir.events.stat().st_size != num_bytes:
+                return
+            event = Event("error", {"text": str(error)})
+            if isinstance(error, KeyboardInterrupt | Interrupted | Preempted | OverBudget):
+                signal = BUDGET if isinstance(error, OverBudget) else self.signals.caught or "SIGINT"
+                event = Event("interrupt", {"signal": signal})
+            record_event(run_dir, event)
 
     def acquire_run(self, spec: RunSpec, *, fresh: bool) -> RunDir:
         """Return the run's directory with its lease, acquired before anything in it is read and released at the end;
@@ -60,6 +98,15 @@ class RunOpener:
                     self.at_end.callback(lease.release)
                     return replace(run_dir, lease=lease, attempt=lease.token, is_fresh=fresh)
                 lease.release()
+
+
+def record_event(run_dir: RunDir, event: Event) -> None:
+    """Append an event to a run that is not open, also in its remote store."""
+    log = EventLog(run_dir.events, check=run_dir.check_lease)
+    log.emit(event)
+    log.close()
+    if run_dir.is_remote:
+        run_dir.store.write(EVENTS, run_dir.events.read_bytes())
 
 
 def lease_ttl_s(spec: RunSpec) -> float:
@@ -83,7 +130,11 @@ def open_run(run: ResolvedRun, world: Ranks, opener: RunOpener, *, fresh: bool) 
     refused: EmbarkError | None = None
     if world.is_first:
         try:
-            run_dir = opener.acquire_run(run.spec, fresh=fresh)
+            if opener.begun is None:
+                opener.begin(run.spec, fresh=fresh)
+            if not isinstance(opener.begun, RunDir):
+                raise opener.begun
+            run_dir = opener.begun
             last_step, changes = _inspect(run_dir, run)
         except EmbarkError as error:
             refused = error
@@ -95,18 +146,16 @@ def open_run(run: ResolvedRun, world: Ranks, opener: RunOpener, *, fresh: bool) 
 
 
 def _inspect(run_dir: RunDir, run: ResolvedRun) -> tuple[int, list[Change]]:
-    for file in (run_dir.spec, run_dir.plan, run_dir.events):
-        if file.is_dir():
-            raise UserError(f"{file} is a directory", fix="move it away; the run writes a file of this name")
-    run_dir.fetch()
     events = life_events(run_dir)
     changes = changes_of(events)
     step = last_finished_step(events)
     refuse_changes(run_dir, run.identity, changes, run.accepted, step)
     run_dir.store.check()
-    if not step:
-        refuse_over_budget(run.spec, run_dir)
-    return step if is_complete(events, run.spec.train, run.num_steps) else 0, changes
+    if not is_complete(events, run.spec.train, run.num_steps):
+        return 0, changes
+    end = next(event for event in reversed(events) if event.kind == "end")
+    record_event(run_dir, Event("end", end.values))  # this start is over as well
+    return step, changes
 
 
 def finished_result(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | None:
@@ -160,7 +209,8 @@ def replay_finished(run_dir: RunDir, step: int, spec: RunSpec, view: Sequence[Si
     newest = {event.kind: event for event in events if event.kind in ("eval", "end")}
     newest["end"] = Event("end", {**newest["end"].values, "run_dir": run_dir.uri} if newest else
                           {"outcome": "done", "step": step, "run_dir": run_dir.uri})
-    has_stopped_early = bool((newest["end"].values.get(EARLY_STOPPING) or {}).get("has_stopped"))
+    state = newest["end"].values.get(EARLY_STOPPING)
+    has_stopped_early = isinstance(state, dict) and bool(state.get("has_stopped"))
     for sink in view:
         options = _how_to_continue(run_dir, spec.train, step, has_stopped_early=has_stopped_early)
         text = f"{run_dir.uri} is finished: {step} steps. {options}"

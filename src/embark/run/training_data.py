@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 from embark.data import SampleSource
 from embark.data.stream.records import StreamStopped as DataStopped
+from embark.data.stream.usable import DeadLetters
 from embark.spec import RunSpec
 from embark.store import Checkpoint, RunDir
+from embark.store.run_dir import DEAD_LETTERS
 
 if TYPE_CHECKING:
     from embark.data.stream.source import StreamSource
@@ -73,6 +75,7 @@ class StreamData(TrainingData):
         if checkpoint:
             self.source.restore(run_dir.checkpoints, checkpoint)
         self.source.run_uri = run_dir.uri if run_dir.is_remote else str(run_dir.path.resolve())
+        self.source.letters = DeadLetters(run_dir.path / DEAD_LETTERS)
 
     def reading(
         self, is_stopping: Callable[[], bool], warn: Callable[[str], None]

@@ -25,7 +25,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embark.errors import EmbarkError, Fault
-from embark.export.artifact import ArtifactInfo
+from embark.export.artifact import ArtifactInfo, short_identity
 from embark.serve.batcher import Batcher, Overloaded
 from embark.serve.infer_protocol import (
     EXTENSIONS,
@@ -46,6 +46,7 @@ from embark.serve.traffic import Traffic, read_labels
 Handler = Callable[[Request], Awaitable[Response]]
 RequestT = TypeVar("RequestT", bound=Sized)
 ResponseT = TypeVar("ResponseT")
+IDENTITY = "Embark-Identity"  # Header of an answer with scores: the content of the version that gave them.
 _log = logging.getLogger("embark.serve")
 
 
@@ -182,8 +183,10 @@ class ModelServer:
         self.traffic.add_status(route, status)
 
     def check_token(self, given: bytes) -> None:
-        """Raise if a request's header does not have the server's token."""
-        if self._token and not hmac.compare_digest(given, f"Bearer {self._token}".encode()):
+        """Raise if a request's header does not have the server's token. The scheme may be in any case."""
+        scheme, _, token = given.partition(b" ")
+        is_right = hmac.compare_digest(token.lstrip(b" "), self._token.encode()) and scheme.lower() == b"bearer"
+        if self._token and not is_right:
             raise Refusal(401, "a bearer token is required", {"WWW-Authenticate": "Bearer"})
 
     def check_model(self, name: str, version: str = "", *, answered_by: int | None = None) -> None:
@@ -210,7 +213,8 @@ class ModelServer:
     async def _model(self, request: Request) -> Response:
         self.check_model(**request.path_params)
         refused = self.model.refused
-        about: dict[str, Any] = {"run": self.info.run, "step": self.info.step}
+        about: dict[str, Any] = {"run": self.info.run, "step": self.info.step,
+                                 "identity": short_identity(self.model.identity)}
         if refused:
             about |= {"refused_version": refused.version or 0, "refused_because": refused.refused}
         return JSONResponse({**self.about_model(), "parameters": about})
@@ -240,10 +244,11 @@ class ModelServer:
         found = await self.scores("infer", asked.columns)
         self.check_model(**request.path_params, answered_by=found.version)
         answer, after = infer_response(self.name, found.version, asked, all_scores(found))
+        by = {IDENTITY: short_identity(found.identity)}
         if not asked.raw_outputs:
-            return JSONResponse(answer)
+            return JSONResponse(answer, headers=by)
         text = json.dumps(answer).encode()
-        return Response(text + after, headers={"Inference-Header-Content-Length": str(len(text))},
+        return Response(text + after, headers={"Inference-Header-Content-Length": str(len(text)), **by},
                         media_type="application/octet-stream")
 
     async def _score(self, request: Request) -> Response:
@@ -252,7 +257,8 @@ class ModelServer:
             body = json_object(text)
             columns = read_score(body)
         found = await self.scores("score", columns)
-        return JSONResponse(score_response(body, found, self.info.model))
+        return JSONResponse(score_response(body, found, self.info.model),
+                            headers={IDENTITY: short_identity(found.identity)})
 
     async def _feedback(self, request: Request) -> Response:
         text = await self._body(request)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import select
 import socket
 import ssl
+import stat
+import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from embark.errors import UserError
 
 MAX_CONNECTIONS = 2_048
+GRACE_S = 0.5  # After SIGTERM: handshakes that have begun are finished, and an open connection may send its request.
 TOKEN = "EMBARK_SERVE_TOKEN"
+_SO_ATTACH_FILTER = 26
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +91,33 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         raise UserError(f"{host}:{port}: cannot listen there: {getattr(error, 'strerror', None) or error}",
                         fix="choose another --port or --host") from None
+
+
+def refuse_new_clients(port: int) -> None:
+    """Drop the first packet of new clients of this process's port from now on. Clients that the kernel has accepted
+    already, and those whose handshake is under way, can still be accepted; closing a socket that listens, or its
+    `shutdown`, would reset them. Sockets that a library opened are found among all of the process."""
+    # Classic BPF: load the TCP flags; a packet with SYN and without ACK is dropped, others pass.
+    program = struct.pack("=" + 5 * "HBBI", 0x30, 0, 0, 13, 0x54, 0, 0, 0x12, 0x15, 0, 1, 0x02, 0x06, 0, 0, 0,
+                          0x06, 0, 0, 0xFFFFFFFF)
+    code = ctypes.create_string_buffer(program)
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed meanwhile; or a kernel without filters, where clients of this moment are reset
+            if not stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and one.getsockname()[1] == port and \
+                        one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    one.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER,
+                                   struct.pack("HL", len(program) // 8, ctypes.addressof(code)))
+
+
+def is_ready(file: int | socket.socket, events: int = select.POLLIN) -> bool:
+    """Tell whether a socket has bytes that were not read or a client that was not accepted; with `POLLOUT`, whether it
+    takes more bytes."""
+    poll = select.poll()
+    poll.register(file, events)
+    return bool(poll.poll(0))
 
 
 @contextmanager

@@ -16,13 +16,14 @@ import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from embark.serve.app import ModelServer
-from embark.serve.endpoint import MAX_CONNECTIONS
+from embark.serve.endpoint import GRACE_S, MAX_CONNECTIONS, is_ready, refuse_new_clients
 from embark.spec.serve import DRAIN_S
 
 _CHECK_S = 10.0
 KEEP_ALIVE_S = 620  # Between requests. Longer than any load balancer keeps its own (Google Cloud's 600 s, AWS's 60 s):
 # what the server closes first may cross with a request, which the client sees as 502.
 _MAX_BUSY_CHECKS = 6  # Checks that may find the same request in progress before its connection is closed.
+_ANSWER_S = DRAIN_S - 1  # Longest wait for answers after all clients are taken, which takes `GRACE_S` as a rule.
 MAX_HEADER_BYTES = 1 << 16  # Limit for a request's headers: httptools has none.
 _TOO_LONG = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
@@ -62,6 +63,13 @@ class BoundedProtocol(HttpToolsProtocol):
         self._num_header_bytes = 0
         super().on_message_complete()
 
+    def shutdown(self) -> None:
+        """Close the connection, unless a request came or is coming: it is answered first."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            self.cycle.keep_alive = False
+        elif not self._num_header_bytes and not is_ready(self.transport.get_extra_info("socket").fileno()):
+            self.transport.close()
+
     def _unsupported_upgrade_warning(self) -> None:
         """Say nothing: the request is answered without the upgrade, and uvicorn would ask the operator to install a
         package."""
@@ -94,7 +102,7 @@ def serve_requests(
     async def run() -> None:
         config = uvicorn.Config(
             model.app(), lifespan="off", access_log=False, log_level="warning", limit_concurrency=MAX_CONNECTIONS,
-            timeout_graceful_shutdown=DRAIN_S, timeout_keep_alive=KEEP_ALIVE_S, server_header=False,
+            timeout_graceful_shutdown=_ANSWER_S, timeout_keep_alive=KEEP_ALIVE_S, server_header=False,
             http=BoundedProtocol, ws="none", ssl_certfile=certificate and certificate[0],
             ssl_keyfile=certificate and certificate[1])
         grpc = None
@@ -122,6 +130,7 @@ class _Server(uvicorn.Server):
         super().__init__(config)
         self._grpc, self._on_start, self._handed = grpc, on_start, handed
         self._accepting: set[asyncio.Task[None]] = set()
+        self._has_all_clients = handed is None  # Whether another process hands out no more connections.
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -147,9 +156,16 @@ class _Server(uvicorn.Server):
             self._on_start()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        if self._handed:
-            asyncio.get_running_loop().remove_reader(self._handed)
-        await asyncio.gather(super().shutdown(sockets), *([self._grpc.stop(DRAIN_S)] if self._grpc else []))
+        """Take every client that the kernel or another process has accepted, and answer what they have sent."""
+        listeners, loop = sockets or [], asyncio.get_running_loop()
+        for port in [one.getsockname()[1] for one in listeners] + ([self._grpc.port] if self._grpc else []):
+            refuse_new_clients(port)
+        self.server_state.default_headers.append((b"connection", b"close"))
+        grace_end_s = loop.time() + GRACE_S
+        while not self.force_exit and loop.time() < grace_end_s + DRAIN_S and (
+                loop.time() < grace_end_s or not self._has_all_clients or any(map(is_ready, listeners))):
+            await asyncio.sleep(0.01)
+        await asyncio.gather(super().shutdown(sockets), *([self._grpc.stop(_ANSWER_S)] if self._grpc else []))
 
     def _take(self) -> None:
         assert self._handed is not None
@@ -159,8 +175,9 @@ class _Server(uvicorn.Server):
                     _, (*found,), _, _ = socket.recv_fds(self._handed, 1, 1)
                 except ConnectionResetError:
                     found = []
-                if not found:  # who accepts is gone
+                if not found:  # who accepts has ended, or hands out no more
                     asyncio.get_running_loop().remove_reader(self._handed)
+                    self._has_all_clients = True
                     return
                 task = asyncio.create_task(self._accept(socket.socket(fileno=found[0])))
                 self._accepting.add(task)

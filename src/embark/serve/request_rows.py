@@ -37,6 +37,7 @@ class Scores:
     values: NDArray[np.float32]  # [n], or of several tasks [n, outputs of all]; NaN of a row without a score.
     errors: tuple[tuple[int, str], ...]  # Such rows, with the reason.
     version: int  # The version of the artifact that gave all of them.
+    identity: str = ""
 
     def __len__(self) -> int:
         return len(self.values)
@@ -222,7 +223,7 @@ class RequestScorer:
                 answers[number] = raw
                 continue
             num = len(rows if raw is None else raw)
-            answers[number] = _scores(len(rows), raw, scores[at : at + num], self.artifact.version)
+            answers[number] = _scores(len(rows), raw, scores[at : at + num], self.artifact)
             at += num
         return [answers[number] for number in range(len(requests))]
 
@@ -240,7 +241,7 @@ class RequestScorer:
             for rows in read:
                 self.on_rows(self.artifact, rows.to_raw(), [len(rows)])
         scores, ends = score([self._encoder.encode_numbers(rows) for rows in read]), np.cumsum([0, *map(len, read)])
-        return [_scores(len(rows), None, scores[end - len(rows) : end], self.artifact.version)
+        return [_scores(len(rows), None, scores[end - len(rows) : end], self.artifact)
                 for rows, end in zip(read, ends[1:].tolist(), strict=True)]
 
     def _parse_together(self, requests: Sequence[RequestColumns]) -> tuple[list[int], RawRows | None]:
@@ -283,11 +284,11 @@ class RequestScorer:
             return Fault("internal error")
 
 
-def _scores(num_rows: int, raw: RawRows | None, scores: NDArray[np.float32], version: int) -> Scores:
+def _scores(num_rows: int, raw: RawRows | None, scores: NDArray[np.float32], artifact: Artifact) -> Scores:
     """Make the scores of a request; `raw` is None if every row was read."""
     is_finite = np.isfinite(scores)
     if len(scores) == num_rows and is_finite.all():
-        return Scores(scores, (), version)
+        return Scores(scores, (), artifact.version, artifact.identity)
     is_scored = is_finite if scores.ndim == 1 else is_finite.all(axis=1)
     positions = np.arange(num_rows) if raw is None else raw.positions
     values = np.full((num_rows, *scores.shape[1:]), np.nan, np.float32)
@@ -296,4 +297,5 @@ def _scores(num_rows: int, raw: RawRows | None, scores: NDArray[np.float32], ver
     whys |= dict.fromkeys(positions[~is_scored].tolist(), NOT_FINITE)
     unquoted = "" if raw is None else "; ".join(raw.reasons)
     without = np.setdiff1d(np.arange(num_rows), positions[is_scored]).tolist()
-    return Scores(values, tuple((row, whys.get(row, unquoted)) for row in without), version)
+    errors = tuple((row, whys.get(row, unquoted)) for row in without)
+    return Scores(values, errors, artifact.version, artifact.identity)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from embark.errors import DataError, EmbarkError
-from embark.export.artifact import Artifact
+from embark.export.artifact import Artifact, VersionId
 from embark.formatting import pluralize
 from embark.serve.infer_protocol import metadata
 from embark.serve.request_rows import OnRows, RequestColumns, RequestScorer, Scores
@@ -29,12 +29,16 @@ class VersionChange:
     previous: int  # The version before, which keeps answering if the other one is rejected.
     refused: str = ""  # Why it was rejected; empty if it is active.
     fix: str = ""
+    identity: str = ""  # Of `version`.
+
+    def is_of(self, wanted: VersionId | None) -> bool:
+        return (self.version, self.identity) == ((wanted.version, wanted.identity) if wanted else (None, ""))
 
 
 class Load(Protocol):
     """Loads a version and scores something with it. A delta may use up the version that it is loaded onto."""
 
-    def __call__(self, version: int | None, onto: RequestScorer | None = None) -> RequestScorer: ...
+    def __call__(self, version: int | VersionId | None, onto: RequestScorer | None = None) -> RequestScorer: ...
 
 
 class ServedModel:
@@ -78,6 +82,10 @@ class ServedModel:
     @property
     def version(self) -> int:
         return self.artifact.version
+
+    @property
+    def identity(self) -> str:
+        return self.artifact.identity
 
     def score(self, requests: Sequence[RequestColumns]) -> list[Scores | EmbarkError]:
         """Return the scores of each request, all by the same version, or the error that it has instead."""
@@ -137,7 +145,7 @@ class ServedModel:
             raise DataError(f"{pluralize(num_lost, 'recorded row')} that version {answering.version} gave a score got "
                             f"none: {why}", fix="score rows with it by `embark score --version`, and export another")
 
-    def prepare(self, wanted: int) -> None:
+    def prepare(self, wanted: VersionId) -> None:
         """Load a version beside the active one, and check it. Raises if it is rejected."""
         previous, self.previous = self.previous, None  # where this fails half of a delta may be in its tables
         self._prepared = None
@@ -160,7 +168,7 @@ class ServedModel:
 
     def answer_with(self, scorer: RequestScorer) -> None:
         """Answer with the scorer from the next batch on, its towers and item index together."""
-        change = VersionChange(scorer.artifact.version, self.artifact.version)
+        change = VersionChange(scorer.artifact.version, self.artifact.version, identity=scorer.artifact.identity)
         scorer.on_rows = self.scorer.on_rows
         with self._lock:
             self._uses += Counter()  # drops zeros: an identity is used again once its artifact is gone

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from embark.errors import MissingPackage, UserError
+from embark.export.artifact import short_identity
 from embark.run.host import usable_cores
 from embark.serve.endpoint import Endpoint, Listening, bearer_token, listen, shared_grpc_address
 from embark.spec.serve import ScoringDevice
@@ -42,7 +43,8 @@ def log_change(change: VersionChange) -> None:
     if change.refused:
         _log.warning("version %s is refused, still serving %d: %s", change.version, change.previous, change.refused)
     else:
-        _log.info("now serving version %d (was %d)", change.version, change.previous)
+        _log.info("now serving version %d, %s (was %d)", change.version, short_identity(change.identity),
+                  change.previous)
 
 
 def serve(
@@ -89,7 +91,7 @@ def serve(
         with VersionPoller(uri, model, poll_s).running(), shared_cores(num_sharing):
             serve_scorer(model, endpoint, limits, on_start, record)
         return
-    load = partial(load, device=replace(device, kind="cpu"), is_checked=True)
+    load = partial(load, device=replace(device, kind="cpu"))
     token, certificate, num_threads = bearer_token(), endpoint.certificate, _threads_of_worker(num_workers)
     with shared_grpc_address(endpoint) as grpc_address:
         pool = WorkerPool(WorkerSettings(uri, name, load, limits_of_worker(limits, num_workers), token, certificate,

@@ -7,13 +7,15 @@ from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
-from prometheus_client.core import Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
+from embark.export.artifact import short_identity
 from embark.serve.served_model import ServedModel, VersionChange
 
 _BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _SAME = {  # Metrics that are equal in all processes; the others are added up.
-    "embark_serve_version": min, "embark_serve_current_version": max, "embark_serve_version_changes": max}
+    "embark_serve_version": min, "embark_serve_version_info": max, "embark_serve_current_version": max,
+    "embark_serve_version_changes": max}
 
 
 class ServerMetrics:
@@ -37,6 +39,8 @@ class ServerMetrics:
                                 lambda: math.nan if model.current is None else model.current)}
         for name, (about, value) in gauges.items():
             Gauge(f"embark_serve_{name}", about, registry=registry).set_function(value)
+        self._model = model
+        registry.register(self)
         changes = Counter("embark_serve_version_changes", "Versions that became current, by what became of them.",
                           ("result",), registry=registry)
         for result in ("switched", "refused"):
@@ -48,6 +52,13 @@ class ServerMetrics:
         model.listeners.append(count)
         if model.refused:  # by the time the server starts
             count(model.refused)
+
+    def collect(self) -> Iterable[Metric]:
+        """Return the metric that labels name."""
+        found = GaugeMetricFamily("embark_serve_version_info", "The version that answers, and its identity.",
+                                  labels=("version", "identity"))
+        found.add_metric((str(self._model.version), short_identity(self._model.identity)), 1)
+        return [found]
 
     def text(self) -> bytes:
         return generate_latest(self.registry)

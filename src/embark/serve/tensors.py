@@ -39,11 +39,21 @@ def read_tensor(name: Any, datatype: Any, shape: Any, data: Any) -> Tensor:
     if not isinstance(shape, Sequence) or len(shape) not in (1, 2) or not all(
             type(size) is int and 0 <= size < 1 << 31 for size in shape):
         raise ValueError(f"input {name!r}: its shape is not [rows] or [rows, values]")
+    if datatype is None and isinstance(data, list):
+        datatype = BYTES  # JSON values are read by themselves
+    if not isinstance(datatype, str) or datatype not in (BYTES, *DTYPES):
+        raise ValueError(f"input {name!r}: its datatype is {str(datatype)[:40]!r}, and none of {BYTES}, "
+                         f"{', '.join(DTYPES)}")
     if isinstance(data, bytes | memoryview):
         data = _of_bytes(name, datatype, data, math.prod(shape))
     elif isinstance(data, list) and len(shape) == 2 and len(data) == shape[0] and \
             all(isinstance(one, list) for one in data):
         data = [value for one in data for value in one]
+    if isinstance(data, list) and "INT" in datatype:
+        limits = np.iinfo(DTYPES[datatype])
+        for value in (value for one in data for value in (one if isinstance(one, list) else [one])):
+            if value is not None and not (isinstance(value, int) and limits.min <= value <= limits.max):
+                raise ValueError(f"input {name!r}: {str(value)[:40]} is no {datatype}")
     if len(data) != math.prod(shape):
         raise ValueError(f"input {name!r}: {len(data)} values for the shape {list(shape)}")
     if not len(data) and shape[0] > _MAX_EMPTY_ROWS:
@@ -69,11 +79,9 @@ def _column(tensor: Tensor, is_list: bool) -> Any:
     return values if is_one else pa.ListArray.from_arrays(np.arange(num_rows + 1, dtype=np.int32) * width, values)
 
 
-def _of_bytes(name: str, datatype: Any, data: bytes | memoryview, num_values: int) -> Any:
+def _of_bytes(name: str, datatype: str, data: bytes | memoryview, num_values: int) -> Any:
     if datatype == BYTES:
         return pa.array(_texts(name, bytes(data), num_values), pa.binary())
-    if not isinstance(datatype, str) or datatype not in DTYPES:
-        raise ValueError(f"input {name!r}: its datatype is none of {BYTES}, {', '.join(DTYPES)}")
     dtype = np.dtype(DTYPES[datatype])
     if len(data) != num_values * dtype.itemsize:
         raise ValueError(f"input {name!r}: {len(data)} bytes for {num_values} values of {datatype}")

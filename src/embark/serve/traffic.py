@@ -45,7 +45,9 @@ class TrafficLog:
 
     def __init__(self) -> None:
         self.record = TrafficRecord()
+        self._path: Path | None = None
         self._log: RotatingEventLog | None = None
+        self._is_lost = False  # Whether the last event could not be written.
         self._opening = Event("serve")  # The event that begins a log, with the active version.
         self._url = ""
         self._written_s = time.time()
@@ -57,7 +59,8 @@ class TrafficLog:
                   take: Callable[[], Sequence[Window]]) -> Iterator[None]:
         """Record what `take` returns, the windows of all processes, while the block runs; with a folder, write it to
         `events.jsonl` there too. `version` describes the active version."""
-        self._log, self._url = RotatingEventLog(folder / "events.jsonl") if folder else None, url
+        self._path, self._url = folder and folder / "events.jsonl", url
+        self._log = RotatingEventLog(self._path) if self._path else None
         self.add_version(version, is_start=True)
 
         def write_window() -> None:
@@ -70,6 +73,7 @@ class TrafficLog:
         finally:
             self.write(take())
             self.add(Event("serve_end"))
+            self._path = None
             if self._log:
                 self._log.close()
 
@@ -95,17 +99,26 @@ class TrafficLog:
         self.add(Event("version_refused", {"version": change.version or 0, "why": change.refused}))
 
     def add(self, event: Event, *, with_metrics: bool = False) -> None:
-        """Write an event. A full disk or a deleted folder stops no answer."""
+        """Write an event. A full disk or a deleted folder stops no answer, and the file is opened again for the next
+        event."""
         with self._lock:
             self.record.add(event)
             if with_metrics:
                 self._metrics = self.record.metrics()
                 event = replace(event, values={**event.values, **self._metrics})
+            if self._path is None:
+                return
+            was_lost = self._is_lost
             try:
-                if self._log:
-                    self._log.emit(event, self._opening)
+                self._log = self._log or RotatingEventLog(self._path)
+                self._log.emit(event, self._opening)
+                self._is_lost = False
+                if was_lost:
+                    _log.warning("traffic is recorded again in %s", self._path)
             except Exception as error:
-                _log.warning("traffic is no longer recorded: %s", error)
+                self._is_lost = True
+                if not was_lost:
+                    _log.warning("traffic is not recorded until %s can be written again: %s", self._path, error)
                 lost, self._log = self._log, None
                 with suppress(Exception):
                     if lost:
@@ -114,6 +127,9 @@ class TrafficLog:
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics for Prometheus."""
         version, metrics = str(self.record.version), self._metrics
+        if self._path:
+            yield GaugeMetricFamily("embark_serve_recorded", "Whether the last events of the traffic were written.",
+                                    value=float(not self._is_lost))
         psi = GaugeMetricFamily("embark_serve_column_psi", "Drift of a column from the model's reference: above 0.1 "
                                 "moderate, above 0.25 large.", labels=("column", "version"))
         for column, value in metrics.get("psi", {}).items():
@@ -143,8 +159,9 @@ def about_version(model: ServedModel) -> dict[str, Any]:
     reference = artifact.reference
     columns = [{"name": one.name, "kind": one.kind, "labels": one.labels, "counts": one.counts}
                for one in reference.columns]
-    return {"model": model.name, "version": artifact.version, "uri": artifact.uri, "run": artifact.info.run,
-            "step": artifact.info.step, "reference": {**reference.model_dump(exclude={"columns"}), "columns": columns}}
+    return {"model": model.name, "version": artifact.version, "identity": artifact.identity, "uri": artifact.uri,
+            "run": artifact.info.run, "step": artifact.info.step,
+            "reference": {**reference.model_dump(exclude={"columns"}), "columns": columns}}
 
 
 class _Labels(BaseModel):

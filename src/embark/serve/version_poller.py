@@ -16,7 +16,15 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from embark.errors import DataError, EmbarkError, Fault
-from embark.export.artifact import current_version, open_artifact, open_versions, remove_fetched
+from embark.export.artifact import (
+    VersionId,
+    current,
+    current_version,
+    fetch_version,
+    open_artifact,
+    open_versions,
+    remove_fetched,
+)
 from embark.serve.request_rows import RequestScorer
 from embark.serve.retrieve import open_retriever
 from embark.serve.served_model import VersionChange
@@ -54,14 +62,16 @@ def load_first(
 
 
 def load_scorer(
-    uri: str, version: int | None, onto: RequestScorer | None = None, *, model_file: str = "",
-    device: ScoringDevice | None = None, is_checked: bool = False,
+    uri: str, version: int | VersionId | None, onto: RequestScorer | None = None, *, model_file: str = "",
+    device: ScoringDevice | None = None,
 ) -> RequestScorer:
-    """Load a version and warm it up. `onto` is a version that nobody uses any more: if this one is a delta of it, its
-    tables are reused. `is_checked` is explained in `open_artifact`."""
+    """Load a version and warm it up; unless it was fetched before, it is fetched. `onto` is a version that nobody uses
+    any more: if this one is a delta of it, its tables are reused."""
     from embark.trainers.torch.scoring.open_model import open_model
 
-    artifact = open_artifact(uri, version, onto.artifact if onto else None, is_checked=is_checked)
+    if not isinstance(version, VersionId) or not version.chain:
+        version = fetch_version(uri, version, onto.artifact.identity if onto else "")
+    artifact = open_artifact(uri, version, onto.artifact if onto else None)
     model = open_model(artifact, model_file, device or ScoringDevice(), onto.model if onto else None)
     scorer = RequestScorer(artifact, model.score, model.device, model.score_numbers)
     scorer.model = model
@@ -80,10 +90,14 @@ class PolledModel(Protocol):
     def version(self) -> int:
         """The active version."""
 
+    @property
+    def identity(self) -> str:
+        """The identity of the active version."""
+
     def set_state(self, current: int | None, refused: VersionChange | None) -> None:
         """Set the version in `current.json`, and why it does not answer; listeners hear of a new reason."""
 
-    def prepare(self, wanted: int) -> None:
+    def prepare(self, wanted: VersionId) -> None:
         """Load a version beside the active one, and check it. Raises if it is rejected."""
 
     def switch(self) -> set[Path]:
@@ -127,9 +141,9 @@ class VersionPoller:
         """Switch to the current version, unless it is active already or was rejected."""
         wanted = None
         try:
-            while (wanted := self._current()) != self._model.version:
+            while not self._is_active(wanted := self._current()):
                 refused = self._model.refused
-                if refused and refused.version == wanted and time.monotonic() < self._retry_from_s:
+                if refused and refused.is_of(wanted) and time.monotonic() < self._retry_from_s:
                     return
                 self._model.prepare(wanted)
                 if self._stopping.is_set() or self._current() != wanted:  # it may have changed again meanwhile
@@ -140,26 +154,32 @@ class VersionPoller:
                     remove_fetched(self._versions, keep)  # A rollback needs the one before.
                 if self._stopping.is_set():
                     return
-            self._model.set_state(wanted, None)
+            self._model.set_state(wanted.version, None)
         except Exception as error:
             if not isinstance(error, EmbarkError):
-                _log.exception("version %s cannot be loaded", wanted)
+                _log.exception("version %s cannot be loaded", wanted and wanted.version)
             self._refuse(wanted, error)
 
-    def _current(self) -> int:
-        current = None
-        try:
-            current = current_version(self._versions)
-        finally:
-            self._model.set_state(current, self._model.refused)
-        return current
+    def _is_active(self, wanted: VersionId) -> bool:
+        """Tell whether the active version has this content; the number decides if the content cannot be read."""
+        return wanted.version == self._model.version and wanted.identity in ("", self._model.identity)
 
-    def _refuse(self, wanted: int | None, error: Exception) -> None:
+    def _current(self) -> VersionId:
+        number = None
+        try:
+            found = current(self._versions)
+            number = found.version
+        finally:
+            self._model.set_state(number, self._model.refused)
+        return VersionId(found.version, found.identity)
+
+    def _refuse(self, wanted: VersionId | None, error: Exception) -> None:
         """Report a rejected version, once for the same reason."""
         before = self._model.refused
         known = error if isinstance(error, EmbarkError) else Fault("internal error", fix="see the log")
-        change = VersionChange(wanted, self._model.version, known.what, known.fix)
-        is_retry = before is not None and before.version == wanted
+        change = VersionChange(wanted and wanted.version, self._model.version, known.what, known.fix,
+                               wanted.identity if wanted else "")
+        is_retry = before is not None and before.is_of(wanted)
         self._retry_s = min(2 * self._retry_s, MAX_RETRY_S) if is_retry else self._poll_s
         self._retry_from_s = time.monotonic() + self._retry_s
         self._model.set_state(self._model.current, change)

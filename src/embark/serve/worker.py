@@ -21,6 +21,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from embark.errors import EmbarkError, Fault
+from embark.export.artifact import VersionId
 from embark.serve.app import ModelServer, ServeLimits
 from embark.serve.http_server import serve_requests
 from embark.serve.request_rows import RequestScorer
@@ -170,7 +171,7 @@ class _Worker:
     def _counts(self) -> tuple[Window, list[Metric]]:
         return self._server.traffic.take(), list(self._server.metrics.registry.collect())
 
-    def _load(self, version: int) -> None:
+    def _load(self, version: VersionId) -> None:
         """Load a version beside the active one, if there is one."""
         if self._model:
             self._model.prepare(version)

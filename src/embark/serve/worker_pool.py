@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import select
 import signal
 import socket
 import threading
@@ -26,8 +27,9 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from embark.errors import EmbarkError, Fault
-from embark.export.artifact import fetch_version
-from embark.serve.endpoint import MAX_CONNECTIONS
+from embark.export.artifact import VersionId, fetch_version
+from embark.export.delta import identity_of
+from embark.serve.endpoint import GRACE_S, MAX_CONNECTIONS, is_ready, refuse_new_clients
 from embark.serve.served_model import VersionChange
 from embark.serve.server_metrics import add_up, metrics_text
 from embark.serve.traffic import TrafficLog, Window
@@ -39,7 +41,7 @@ PRELOADED = ("embark.serve.worker", "embark.trainers.torch.scoring.open_model") 
 MAX_RESTART_S = 60.0  # Longest pause between two attempts to replace a process.
 _EXIT_S = 10.0
 _ACCEPTED_AT_ONCE = 64
-_FEWER = "see the log; with too little memory, choose fewer --workers"
+_FEWER = "see the log; after signal 9 with too little memory, choose fewer --workers"
 _log = logging.getLogger("embark.serve")
 
 
@@ -68,11 +70,20 @@ class WorkerPool:
         self._log = TrafficLog()
         self._stopping = threading.Event()
         self._wake, self._woken = socket.socketpair()
-        self.version, self._prepared = 0, 0
+        self._active = self._previous = self._prepared = VersionId(0, "")  # The previous one is kept for a rollback.
+        self._why = ""  # Why a process is missing.
         self.current: int | None = None
         self.refused: VersionChange | None = None
 
     # The versions, which the poller decides.
+
+    @property
+    def version(self) -> int:
+        return self._active.version
+
+    @property
+    def identity(self) -> str:
+        return self._active.identity
 
     def set_state(self, current: int | None, refused: VersionChange | None) -> None:
         """Tell every worker which version is current, and why it does not answer."""
@@ -86,19 +97,24 @@ class WorkerPool:
         self._log.add_refused(refused)
         self._on_change(refused)
 
-    def prepare(self, wanted: int) -> None:
+    def prepare(self, wanted: VersionId) -> None:
         """Prepare a version in every process, or in none."""
-        fetch_version(self._settings.uri, wanted, self.version)
+        fetched, active = self._previous, self._active
+        if wanted[:2] != fetched[:2]:
+            fetched = fetch_version(self._settings.uri, wanted, active.identity)
+            if identity_of(fetched.chain[0]) == active.identity:
+                fetched = fetched._replace(chain=(*active.chain[:-1], *fetched.chain))
         try:
-            self._on_all("load", wanted, is_needed=True)
+            self._on_all("load", fetched, is_needed=True)
         except EmbarkError:
             self.discard()
             raise
-        self._prepared = wanted
+        self._prepared = fetched
 
     def switch(self) -> set[Path]:
-        change = VersionChange(self._prepared, self.version)
-        self.version, self.refused = self._prepared, None  # a process that ended is replaced by one of this version
+        change = VersionChange(self._prepared.version, self.version, identity=self._prepared.identity)
+        self._previous, self._active = self._active, self._prepared  # a process that ended is replaced by one of these
+        self.refused = None
         folders: set[Path] = set().union(*self._on_all("switch").values())
         self._log.add_version(self._about())
         self._on_change(change)
@@ -113,15 +129,15 @@ class WorkerPool:
         """Start processes that answer with this version, or with the current one. Return the model's name and where it
         runs."""
         self._workers = [self._spawn() for _ in range(self._num_workers)]
-        self.version, self.refused = load_first(self._settings.uri, version, self._load_first)
+        self._active, self.refused = load_first(self._settings.uri, version, self._load_first)
         self.current = self.refused.version if self.refused else self.version
         names = self._on_all("serve", self.current, self.refused, is_needed=True)
         return next(iter(names.values()))  # type: ignore[no-any-return]
 
-    def _load_first(self, version: int | None) -> int:
-        version = fetch_version(self._settings.uri, version)
-        self._on_all("load", version, is_needed=True)
-        return version
+    def _load_first(self, version: int | None) -> VersionId:
+        fetched = fetch_version(self._settings.uri, version)
+        self._on_all("load", fetched, is_needed=True)
+        return fetched
 
     def _spawn(self) -> _Worker:
         ours, theirs = multiprocessing.Pipe()
@@ -176,8 +192,8 @@ class WorkerPool:
             with self._version_lock:
                 worker = self._spawn()
                 try:
-                    fetch_version(self._settings.uri, self.version)
-                    worker.channel.submit("load", self.version).result()
+                    fetch_version(self._settings.uri, self._active)  # from its copies, if they are intact
+                    worker.channel.submit("load", self._active).result()
                     worker.channel.submit("serve", self.current, self.refused).result()
                     with self._lock:
                         self._workers.append(worker)
@@ -187,6 +203,7 @@ class WorkerPool:
                 except (EmbarkError, OSError) as error:
                     if self._stopping.is_set():
                         return
+                    self._why = f"it cannot be replaced: {error}"
                     _log.warning("a worker process cannot be replaced yet: %s", error)
                     self._end(worker)
             self._stopping.wait(delay_s)
@@ -228,11 +245,10 @@ class WorkerPool:
         with self._signals():
             on_start()
             try:
-                self._accept(listener)
+                self._accept(listener, self._stopping.is_set)
             finally:
                 self._stopping.set()
-                listener.close()
-                self._drain()
+                self._drain(listener)
 
     def polling(self, poll_s: float) -> AbstractContextManager[None]:
         """Switch to versions that become current while the block runs; with 0, never."""
@@ -269,17 +285,17 @@ class WorkerPool:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket, is_done: Callable[[], bool], wait_s: float | None = None) -> None:
         listener.setblocking(False)
         self._woken.setblocking(False)
-        while not self._stopping.is_set():
+        while not is_done():
             with self._lock:
                 sources: dict[Any, _Worker | None] = {listener: None, self._woken: None}
                 for worker in self._workers:
                     sources |= {worker.handed: worker, worker.process.sentinel: worker}
             if len(sources) == 2:
-                raise Fault("no worker process is left", fix=_FEWER)
-            for ready in wait(list(sources)):
+                raise Fault(f"no worker process is left: {self._why}", fix=_FEWER)
+            for ready in wait(list(sources), wait_s):
                 known = sources[ready]
                 if ready is listener:
                     self._hand_out(listener)
@@ -290,6 +306,7 @@ class WorkerPool:
                     with suppress(OSError):
                         known.num_open -= len(known.handed.recv(4_096))
                 elif known and known in self._workers:
+                    self._why = f"the last one ended ({_how(known.process)})"
                     _log.warning("worker process %s ended (%s); another one is started", known.process.pid,
                                  _how(known.process))
                     self._remove(known)
@@ -297,6 +314,9 @@ class WorkerPool:
 
     def _hand_out(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
+            if not any(is_ready(worker.handed, select.POLLOUT) for worker in self._workers):  # clients wait meanwhile
+                time.sleep(0.01)
+                return
             try:
                 client, _address = listener.accept()
             except BlockingIOError:
@@ -314,16 +334,28 @@ class WorkerPool:
                         worker.num_open += 1
                         break
 
-    def _drain(self) -> None:
+    def _drain(self, listener: socket.socket) -> None:
+        """Hand out every client that the kernel has accepted, and wait for the workers, which answer them."""
         with self._lock:
             workers = list(self._workers)
         for worker in workers:
             worker.process.terminate()
-        ends_s = time.monotonic() + DRAIN_S + _EXIT_S
+        started_s = time.monotonic()
+        ends_s = started_s + DRAIN_S + _EXIT_S
+        refuse_new_clients(listener.getsockname()[1])
+        with suppress(Fault):
+            self._accept(listener, lambda: (time.monotonic() > started_s + GRACE_S and not is_ready(listener))
+                         or time.monotonic() > ends_s, 0.01)
+        listener.close()
+        for worker in workers:
+            with suppress(OSError):
+                worker.handed.shutdown(socket.SHUT_WR)
         for worker in workers:
             worker.process.join(max(0.0, ends_s - time.monotonic()))
 
 
 def _how(process: BaseProcess) -> str:
     code = process.exitcode
+    if code == -signal.SIGBUS:
+        return "signal 7: a file that it mapped was shortened, or cannot be read"
     return "still running" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"

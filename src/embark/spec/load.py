@@ -34,7 +34,7 @@ def parse_spec(text: str | None) -> RunSpec | None:
     """Parse a run's `spec.toml`; None if there is none, or if this version cannot read it."""
     try:
         return None if text is None else resolve(tomllib.loads(text))
-    except (UserError, ValueError):
+    except (UserError, ValueError, RecursionError):
         return None
 
 
@@ -44,7 +44,7 @@ def resolve(
     """Turn nested dicts into a `RunSpec`, or raise one `SpecError` that names all mistakes. `folder` has the files of
     code that the spec names, which are read into it."""
     settings, mistakes = parse_settings(sets)
-    merged = _deep_copy(raw)
+    merged = _deep_copy(raw, where or "the spec")
     for key, value in settings.items():
         mistakes += put(merged, key, value)
     from_set = {key: f"--set {key}" for key in settings}
@@ -156,12 +156,12 @@ def _is_text(key: str) -> bool:
 MAX_DEPTH = 32
 
 
-def _deep_copy(raw: Any, depth: int = 0) -> Any:
+def _deep_copy(raw: Any, where: str, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
-        raise UserError("the spec is nested too deeply", fix="a spec has two levels: sections and fields")
+        raise UserError(f"{where} is nested too deeply", fix="a spec has two levels: sections and fields")
     if isinstance(raw, Mapping):
-        return {k: _deep_copy(v, depth + 1) for k, v in raw.items()}
-    return [_deep_copy(v, depth + 1) for v in raw] if isinstance(raw, list | tuple) else raw
+        return {k: _deep_copy(v, where, depth + 1) for k, v in raw.items()}
+    return [_deep_copy(v, where, depth + 1) for v in raw] if isinstance(raw, list | tuple) else raw
 
 
 def _explain(error: ValidationError) -> list[Mistake]:

@@ -27,6 +27,10 @@ class StreamSpec(Section):
     path: str = ""
     """`files`: the folder or its URI. JSON Lines, CSV and Parquet files are read in the order of their names; each
     must appear whole. A relative path goes by the spec's own folder; given with `--set`, by the current directory."""
+    late_files: Literal["read", "report"] = "read"
+    """`files`: what becomes of a file that appears with a name before the last one read, and of rows that are added to
+    a file that was read: they are trained next, or they are counted and named in a warning and in
+    `dead_letters.jsonl`."""
     servers: Names = ()
     """`kafka`: `host:port` of brokers. `nats`: `nats://host:port`. Options of the client, credentials among them, are
     in the TOML file that `EMBARK_STREAM_OPTIONS` names. Of `nats`, empty where `place.target` is `follow`: a broker of
@@ -47,6 +51,10 @@ class StreamSpec(Section):
     label_window_s: NonNegativeFloat = 0.0
     """`key` only: how long, in event time, a row waits for its label. One that has none then gets label 0."""
 
+    max_dropped_share: float = Field(default=1.0, ge=0, le=1)
+    """The run stops if more than this share of 1,000 records in a row cannot be trained on; with 1 it warns, and stops
+    only if none of the first 1,000 can be. Each such record is skipped and counted, and some are in the run's
+    `dead_letters.jsonl`."""
     retention_hours: PositiveFloat = 24.0
     """How long the broker keeps records, at least: longer than the trainer may be away. `embark render` and
     `embark follow --make-streams` set or check it."""

@@ -1,6 +1,7 @@
 """Files that appear complete or not at all, and a spec's file that is edited in place."""
 
 import errno
+import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ from embark.spec.load import set_in_text
 
 SCRATCH_SUFFIX = ".embark-part"
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # Mounted buckets have none.
+NO_LOCKS = (errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK)
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -66,6 +68,27 @@ def create_atomic(path: Path, data: bytes) -> bool:
     finally:
         scratch.unlink(missing_ok=True)
     _sync(path.parent)
+    return True
+
+
+def replace_atomic(path: Path, data: bytes, expected: bytes) -> bool:
+    """Replace the file's bytes, durably, if they are `expected`; returns False otherwise. Of several processes that try
+    at once, one succeeds; the lock of one that is killed is gone with it."""
+    try:
+        with path.open("rb+" if os.access(path, os.W_OK) else "rb") as file:  # NFS locks only what could be written
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                if error.errno not in NO_LOCKS:
+                    raise
+            # By its name: another process may have renamed a new file to it while this one waited for the lock. Where
+            # the bytes are the expected ones, it has not, and whoever expects the same waits for the same lock.
+            if path.read_bytes() != expected:
+                return False
+            with scratch_for(path) as scratch:
+                scratch.write_bytes(data)
+    except FileNotFoundError:
+        return False
     return True
 
 

@@ -213,7 +213,7 @@ def _rules_of(run: RunDir) -> tuple[StoreSpec | None, str]:
         return resolve(tomllib.loads(text), where=run.store.where(SPEC), text=text).store, ""
     except NotFound:
         return None, f"{run.store.where(SPEC)} is not there"
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError, RecursionError) as error:
         return None, f"{run.store.where(SPEC)} cannot be read: {error}"
     except UserError as error:
         return None, error.what
@@ -279,7 +279,7 @@ def find_trained(run: str, step: int | None = None, sets: Sequence[str] = ()) ->
     text = store.read(path).decode("utf-8", "replace")
     try:
         raw = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{store.where(path)}: cannot be read: {error}",
                         fix="name another checkpoint with --step; `embark checkpoints RUN` lists them") from None
     best = best_step_of(committed[-1])

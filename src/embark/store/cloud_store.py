@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.request import Request, urlopen
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from embark.errors import Fault, MissingPackage, UserError
@@ -38,6 +38,7 @@ from embark.store.object_store import (
 )
 
 if TYPE_CHECKING:
+    from obstore import UpdateVersion
     from obstore.store import ClientConfig, RetryConfig
     from obstore.store import ObjectStore as Client
 
@@ -108,11 +109,29 @@ class CloudStore(ObjectStore):
         try:
             obstore.put(self._store, normalize_path(path), data, mode="create")
         except AlreadyExistsError:
-            # Where the answer to a request was lost, it is sent again, and then finds the file that it made.
-            with suppress(NotFound):
-                return self.read(path) == data
-            return False
+            return self._holds(path, data)
         return True
+
+    @translate_errors("write")
+    def replace(self, path: str, data: bytes, expected: bytes) -> bool:
+        try:
+            found = obstore.get(self._store, normalize_path(path))
+            if bytes(found.bytes()) != expected:
+                return False
+            seen = {key: found.meta.get(key) for key in ("e_tag", "version") if found.meta.get(key)}  # Google's: both
+            obstore.put(self._store, normalize_path(path), data, mode=cast("UpdateVersion", seen))
+        except FileNotFoundError:
+            return False
+        except PreconditionError:
+            return self._holds(path, data)
+        return True
+
+    def _holds(self, path: str, data: bytes) -> bool:
+        """Tell whether a conditional write that was refused is done nevertheless: where the answer to a request was
+        lost, it is sent again, and then finds the file that it made."""
+        with suppress(NotFound):
+            return self.read(path) == data
+        return False
 
     @translate_errors("list")
     def list(self, prefix: str = "") -> Entries:

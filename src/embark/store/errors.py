@@ -7,7 +7,8 @@ import random
 import re
 import time
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -102,6 +103,21 @@ def explain_data(error: OSError, path: object, fix: str = "") -> EmbarkError:
     fault."""
     found = explain(error, "read", str(path))
     return found if isinstance(found, Fault) else DataError(f"{path}: {error.strerror or error}", fix=fix)
+
+
+@contextmanager
+def writing(folder: Path, field: str) -> Iterator[None]:
+    """Make the folder that `field` of the spec names, and explain why files cannot be written into it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        is_short = error.errno is None and str(error).endswith("written")  # so NumPy says that the disk is full
+        code = errno.ENOSPC if is_short else error.errno
+        found = explain(OSError(code, os.strerror(code)) if code else error, "write", str(folder))
+        is_full = code in (errno.ENOSPC, errno.EDQUOT)
+        raise type(found)(found.what, fix=f"free some space, or write to a larger disk ({field}), and run the same "
+                          "command again" if is_full else found.fix) from None
 
 
 def is_unanswered(error: Exception) -> bool:

@@ -1,6 +1,7 @@
 """The store for any scheme that fsspec knows: HDFS, SFTP, …, and Google's store when it is an emulator."""
 
 import tempfile
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,7 +13,7 @@ import fsspec
 
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
 from embark.store.atomic_file import SCRATCH_SUFFIX
-from embark.store.errors import DAMAGED, RetryPolicy, call_with_retries
+from embark.store.errors import DAMAGED, NotFound, RetryPolicy, call_with_retries
 from embark.store.object_store import Data, Entries, Entry, ObjectStore, normalize_path, translate_errors
 
 T = TypeVar("T")
@@ -22,6 +23,7 @@ ATOMIC_UPLOADS = ("gs", "gcs", "s3", "s3a", "abfs", "abfss", "adl", "oss", "oci"
 ATOMIC_CREATES = ("gs", "gcs", "s3", "s3a", "memory")
 """Schemes that create a file for one of several writers; elsewhere each looks again whether it was the last."""
 SETTLE_S = 2.0
+_REPLACING = threading.Lock()
 FINAL = (FileNotFoundError, FileExistsError, PermissionError, IsADirectoryError, NotADirectoryError, ValueError,
          TypeError, ImportError, NotImplementedError, EmbarkError)
 
@@ -72,6 +74,20 @@ class FsspecStore(ObjectStore):
         if scheme not in ATOMIC_CREATES:
             time.sleep(SETTLE_S)
         return scheme in ATOMIC_CREATES or self.read(path) == data
+
+    @translate_errors("write")
+    def replace(self, path: str, data: bytes, expected: bytes) -> bool:
+        """Replace it: in memory under a lock; elsewhere each looks again whether it was the last."""
+        try:
+            with _REPLACING:
+                if self.read(path) != expected:
+                    return False
+                self.write(path, data)
+                if not self.uri.startswith("memory:"):
+                    time.sleep(SETTLE_S)
+                return self.read(path) == data
+        except NotFound:
+            return False
 
     @translate_errors("list")
     def list(self, prefix: str = "") -> Entries:

@@ -3,9 +3,10 @@
     lease/000000007.json    who holds it; of several the highest number, which is the fencing token, is the holder
 
 A number is taken by creating its file, which succeeds for one process only, on file systems as in object stores. The
-holder rewrites its file every third of `ttl_s`. Another process takes the next number once the holder is known to be
-dead, or the file has not changed for `ttl_s` by its own clock: clocks of two machines are never compared. A holder that
-could not renew in time trusts its lease no longer: it takes the next number itself, or finds that another process has.
+holder rewrites its file every third of `ttl_s`, at first more often. Another process takes the next number once the
+holder is known to be dead, or the file has not changed for `ttl_s` by its own clock: clocks of two machines are never
+compared. A holder that could not renew in time trusts its lease no longer: it takes the next number itself, or finds
+that another process has.
 """
 
 from __future__ import annotations
@@ -82,6 +83,16 @@ class Holder:
             return self.name
         return f"{self.name}, since {_utc(self.since_s)}, last renewed {_utc(self.renewed_s)}"
 
+    @property
+    def ended_s(self) -> float:
+        """When a holder that died is taken to have ended: halfway from its last renewal to the one that was due."""
+        return self.renewed_s + self.pause_s / 2
+
+    @property
+    def pause_s(self) -> float:
+        """Seconds to the next renewal: the first ones come soon, so that it is known how long a short start lasted."""
+        return min(self.ttl_s / 3, 2.0 ** min(self.num_renewals, 10))
+
     def state(self) -> str:
         """Return `dead` or `running`; empty if this machine cannot tell: another machine's process, or a stopped
         one."""
@@ -105,6 +116,7 @@ class Lease:
         self._lock = threading.Lock()  # Around each request: renewals, and checks of the thread that saves.
         self._trusted_until_s = 0.0
         self._lost: RunInUse | None = None
+        self.previous: Holder | None = None  # The one before, unless it ended in order.
         self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._keep, name="embark-lease", daemon=True)
         now_s = time.time()
@@ -189,7 +201,7 @@ class Lease:
         self._holder = holder
 
     def _keep(self) -> None:
-        while not self._is_over.wait(self._holder.ttl_s / 3):
+        while not self._is_over.wait(self._holder.pause_s):
             try:
                 self.renew()
             except RunInUse:
@@ -215,6 +227,7 @@ def acquire(
         has_expired = is_same and holder is not None and now_s - seen_s >= holder.ttl_s
         if holder is None or holder.is_released or holder.state() == "dead" or has_expired:
             if lease.take(holder.token + 1 if holder else 1):
+                lease.previous = None if holder is None or holder.is_released else holder
                 lease.start()
                 return lease
             holder = newest_holder(store)  # another process was faster
@@ -237,10 +250,12 @@ def acquire(
 
 def newest_holder(store: ObjectStore) -> Holder | None:
     """Return who holds the run, or released it last; None if nobody ever did."""
-    while tokens := _tokens(store):
+    before: list[int] = []
+    while (tokens := _tokens(store)) != before:
         with suppress(NotFound):  # a later holder removes the files of earlier ones
             return Holder.parse(max(tokens), store.read(_path(max(tokens))))
-    return None
+        before = tokens
+    return Holder(max(tokens)) if tokens else None  # listed, yet not there: a link to nothing
 
 
 def current_holder(store: ObjectStore) -> Holder | None:

@@ -29,7 +29,7 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
-from embark.store.atomic_file import SCRATCH_SUFFIX, create_atomic, scratch_for
+from embark.store.atomic_file import SCRATCH_SUFFIX, create_atomic, replace_atomic, scratch_for
 from embark.store.errors import DAMAGED, NotFound, RetryPolicy, explain
 
 MIB = 1 << 20
@@ -106,6 +106,11 @@ class ObjectStore(ABC):
     @abstractmethod
     def create(self, path: str, data: bytes) -> bool:
         """Make the file be `data` unless there is one; returns False then. If several try at once, one succeeds."""
+
+    @abstractmethod
+    def replace(self, path: str, data: bytes, expected: bytes) -> bool:
+        """Make the file be `data` if it is `expected` now; returns False otherwise. If several try at once, one
+        succeeds, as long as no content ever comes back: put a counter or a time into it."""
 
     @abstractmethod
     def list(self, prefix: str = "") -> Entries:
@@ -275,6 +280,10 @@ class LocalStore(ObjectStore):
     @translate_errors("write")
     def create(self, path: str, data: bytes) -> bool:
         return create_atomic(self.root / normalize_path(path), data)
+
+    @translate_errors("write")
+    def replace(self, path: str, data: bytes, expected: bytes) -> bool:
+        return replace_atomic(self.root / normalize_path(path), data, expected)
 
     @translate_errors("list")
     def list(self, prefix: str = "") -> Entries:

@@ -1,6 +1,6 @@
 """The layout of a run: `<root>/<name>`, on this machine or behind a uri.
 
-    spec.toml  plan.txt  events.jsonl  report.html  tracking_id  tensorboard/  checkpoints/  lease/
+    spec.toml  plan.txt  events.jsonl  dead_letters.jsonl  report.html  tracking_id  tensorboard/  checkpoints/  lease/
 """
 
 import hashlib
@@ -18,10 +18,11 @@ from embark.store.lease import Lease
 from embark.store.object_store import ObjectStore, open_store
 
 EVENTS = "events.jsonl"
+DEAD_LETTERS = "dead_letters.jsonl"  # Records of a stream that could not be trained on.
 SPEC = "spec.toml"
 TRACKING_ID = "tracking_id"
 TUNE = "tune.json"  # File next to the runs that are trials of one search.
-SMALL_FILES = (SPEC, "plan.txt", EVENTS, "report.html", TRACKING_ID)
+SMALL_FILES = (SPEC, "plan.txt", EVENTS, DEAD_LETTERS, "report.html", TRACKING_ID)
 MAX_FILES = 20_000
 LOG_FOLDERS = ("logs", "ranks")  # Folders for torchrun's logs.
 

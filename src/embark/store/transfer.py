@@ -101,12 +101,12 @@ class Transfer:
         state = self._state()
         if state is None or state["mark"] != self._mark:
             return same_size
-        return same_size & set(state["doubted"])
+        return same_size & state["doubted"]
 
     def _state(self) -> dict[str, Any] | None:
-        with suppress(NotFound, ValueError, KeyError):
+        with suppress(NotFound, ValueError, KeyError, TypeError, RecursionError):
             state = json.loads(self.target.read(COPY_STATE))
-            return {"mark": state["mark"], "doubted": state["doubted"]}
+            return {"mark": state["mark"], "doubted": {str(path) for path in state["doubted"]}}
         return None
 
     def _expected(self, item: CopyItem) -> str:

@@ -4,8 +4,9 @@ May import run and below."""
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from embark.export.safetensors_file import TensorSource
     from embark.run.evaluate_run import EvaluationResult
     from embark.run.feature_metrics import ImportanceResult
+    from embark.run.open_run import RunOpener
     from embark.run.signals import StopSignals
     from embark.run.trainer import TrainerBackend
     from embark.spec import RunSpec
@@ -39,11 +41,23 @@ def train(
     names fields that may differ from the run's checkpoints, or `data`.
     """
     from embark.run.loop import train as train_with
+    from embark.run.open_run import RunOpener
+    from embark.run.signals import StopSignals
 
     spec = accepting(spec, accept_change)
     if not fresh and (values := finished_result(spec, view)) is not None:
         return values
-    return train_with(spec, open_backend(spec), view, fresh=fresh, signals=signals)
+    with ExitStack() as at_end:
+        opener = RunOpener(signals or at_end.enter_context(StopSignals()), view, at_end)
+        begin(spec, opener, fresh=fresh)
+        return train_with(spec, open_backend(spec), view, fresh=fresh, opener=opener)
+
+
+def begin(spec: RunSpec, opener: RunOpener, *, fresh: bool) -> None:
+    """Begin the run before its library is loaded, if this is its first rank. The hosts of a TPU find that out later."""
+    rank = os.environ.get("RANK", "")
+    if rank == "0" or (not rank and not wants_jax(spec)):
+        opener.begin(spec, fresh=fresh)
 
 
 def finished_result(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | None:

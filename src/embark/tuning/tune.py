@@ -24,7 +24,7 @@ from embark.events.events import to_jsonable
 from embark.events.metrics import metric
 from embark.events.sinks.services import require_packages
 from embark.events.spending import attempts
-from embark.formatting import format_usd
+from embark.formatting import format_usd, to_one_line
 from embark.model.steps import num_steps_of
 from embark.run.budget import PRICE, usd_per_hour
 from embark.run.open_run import RunOpener
@@ -174,15 +174,21 @@ class Search:
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         journal = self.folder / JOURNAL
-        _cut_partial_line(journal)
-        Path(f"{journal}.lock").unlink(missing_ok=True)  # of a process that was killed: the lease excludes a live one
-        self._study = optuna.create_study(
-            storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))), study_name="tune",
-            load_if_exists=True, direction="maximize" if metric(self._metric).better == "up" else "minimize",
-            pruner=optuna.pruners.MedianPruner(n_startup_trials=NUM_STARTUP_TRIALS,
-                                               n_warmup_steps=NUM_KEPT_EVALUATIONS + 1))
         subject = json.loads(json.dumps(self._subject))
-        before = self._study.user_attrs.get(SUBJECT, subject)
+        try:
+            _cut_partial_line(journal)
+            Path(f"{journal}.lock").unlink(missing_ok=True)  # of a killed process: the lease excludes a live one
+            self._study = optuna.create_study(
+                storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))), study_name="tune",
+                load_if_exists=True, direction="maximize" if metric(self._metric).better == "up" else "minimize",
+                pruner=optuna.pruners.MedianPruner(n_startup_trials=NUM_STARTUP_TRIALS,
+                                                   n_warmup_steps=NUM_KEPT_EVALUATIONS + 1))
+            before = dict(self._study.user_attrs.get(SUBJECT, subject))
+            self._trials()
+        except (OSError, ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
+                ValueError) as error:  # Optuna replays the journal, and checks none of its values
+            raise UserError(f"{journal}: is damaged: {type(error).__name__}: {to_one_line(error)[:200]}",
+                            fix="remove it: the trials are run again; or --set name=… starts a new search") from None
         changed = sorted(name for name in {*before, *subject} if before.get(name) != subject.get(name))
         if changed:
             raise UserError(f"{self.folder} has the trials of another search: {', '.join(changed)} changed",
@@ -275,7 +281,10 @@ class Search:
         if result.best is not None:
             best = with_values(self._given, {**result.trials[result.best].values, "name": f"{self.spec.name}-tuned"})
             write_atomic(self.folder / BEST, to_toml(best, only_set=True))
-        write_atomic(self.folder / TUNE, json.dumps(to_jsonable(asdict(result)), indent=1, allow_nan=False) + "\n")
+        try:
+            write_atomic(self.folder / TUNE, json.dumps(to_jsonable(asdict(result)), indent=1, allow_nan=False) + "\n")
+        except IsADirectoryError:
+            raise UserError(f"{self.folder / TUNE}: is a directory", fix="remove it; the search writes it") from None
         for one in result.trials:
             if one.number != result.best and one.state != "unfinished":
                 shutil.rmtree(Path(one.run_dir, "checkpoints"), ignore_errors=True)
@@ -342,5 +351,7 @@ def _price(spec: RunSpec) -> float | None:
 
 def _cut_partial_line(journal: Path) -> None:
     """Cut off a line that a killed process did not finish, which Optuna would refuse."""
+    if journal.is_symlink():
+        raise ValueError("it is a link, and what it leads to would be changed")
     if journal.is_file():
         os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)

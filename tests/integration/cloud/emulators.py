@@ -31,11 +31,19 @@ MOTO = """
 import sys, threading
 from moto.s3.responses import S3Response
 from moto.server import main
-put, lock = S3Response.put_object, threading.Lock()
+put, get, lock = S3Response.put_object, S3Response.get_object, threading.Lock()
 def put_one(self):  # S3 looks and writes in one, for If-None-Match; moto does in many threads
+    generation = self.headers.get("X-Goog-If-Generation-Match")
+    if generation:  # Google's condition: the number of what is replaced, or 0 where there must be nothing
+        condition = {"If-Match": '"%032x"' % int(generation)} if int(generation) else {"If-None-Match": "*"}
+        self.headers = {**dict(self.headers), **condition}
     with lock:
         return put(self)
-S3Response.put_object = put_one
+def get_one(self):
+    status, headers, body = get(self)
+    tag = {name.lower(): value for name, value in headers.items()}.get("etag", "").strip('"')
+    return status, {**headers, **({"x-goog-generation": str(int(tag, 16))} if len(tag) == 32 else {})}, body
+S3Response.put_object, S3Response.get_object = put_one, get_one
 main(sys.argv[1:])
 """
 

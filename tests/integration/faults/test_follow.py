@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -12,6 +13,7 @@ import pytest
 from integration.faults.conftest import Run
 
 pytest.importorskip("nats")
+from malformed_records import RECORDS, write_files
 from nats_broker import Broker, broker
 
 pytestmark = pytest.mark.slow
@@ -89,6 +91,43 @@ def test_kills_of_trainer_and_broker_change_no_loss_and_lose_no_record(run, zygo
     reads = told(run, "step", "stream")
     assert reads == told(undisturbed, "step", "stream")
     assert all(len(values) == 1 for values in reads.values())
+
+
+def assert_as_with_good_rows_alone(run: Run, good: Run) -> None:
+    """Start the run, kill it twice on the way, and compare its losses with those of the good rows."""
+    for wanted in (3, 9):
+        trainer = run.start(1)
+        trainer.until(lambda wanted=wanted: run.last_step() > wanted)
+        trainer.kill(signal.SIGKILL)
+        trainer.codes()
+    assert run.ends(1) == [0], run.output()
+    assert told(run, "step", "loss", "auc") == told(good, "step", "loss", "auc")
+    assert all(len(values) == 1 for values in told(run, "step", "stream").values())
+    last = run.events("step")[-1]["stream"]
+    assert last["num_unreadable"] > 500
+    assert sum(last["dropped"].values()) == last["num_unreadable"] + last["num_late"]
+    letters = [json.loads(line) for line in (run.path / "dead_letters.jsonl").read_text().splitlines()]
+    assert {letter["reason"] for letter in letters} >= set(last["dropped"])
+
+
+def test_500_bad_records_and_files_with_kills_change_no_loss(zygote, tmp_path, nats):
+    some, bad = rows(14 * BATCH, seed=6), list(RECORDS.values())
+    some = sorted(some, key=lambda row: row["t"])
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "0.jsonl").write_text("".join(json.dumps(row) + "\n" for row in some))
+    write_files(tmp_path / "all", [some[start : start + 40] for start in range(0, len(some), 40)])
+    nats.publish("mixed.shown", [one for at, row in enumerate(some) for one in (row, bad[at % len(bad)])])
+    sets = ("train.num_steps=12", "store.checkpoint_every=2", "stream.time_column=t")
+    runs = []
+    for name, own in (("good", ("stream.source=files", f"stream.path={tmp_path}/in")),
+                      ("files", ("stream.source=files", f"stream.path={tmp_path}/all")),
+                      ("broker", ("stream.source=nats", f"stream.servers=['{nats.url}']",
+                                  "stream.topics=['mixed.shown']"))):
+        (tmp_path / name).mkdir(exist_ok=True)
+        runs.append(Run(zygote, tmp_path / name, sets=(*sets, *own)))
+    assert runs[0].ends(1) == [0], runs[0].output()
+    for run in runs[1:]:
+        assert_as_with_good_rows_alone(run, runs[0])
 
 
 def test_sigterm_while_waiting_for_records_saves_and_resumes(run, nats):

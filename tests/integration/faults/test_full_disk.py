@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import signal
 import subprocess
 from contextlib import suppress
@@ -9,6 +10,8 @@ from pathlib import Path
 
 import pytest
 from integration.faults.conftest import Run
+
+from embark.__main__ import run as main
 
 pytestmark = pytest.mark.slow
 
@@ -59,6 +62,41 @@ def test_a_disk_that_stays_full_ends_the_run_with_70(zygote, tmp_path, disk):
     assert "no space left on device" in run.output()
     assert "Traceback" not in run.output()
     assert run.committed()
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_preparing_onto_a_full_disk_is_one_line_and_goes_on(tmp_path, disk, capsys, monkeypatch, num_workers):
+    """Each size of the disk ends another writer: the journal, the runs of ids, the maps, the parts."""
+    monkeypatch.setattr("embark.data.prepare.prepare.SMALL_BYTES", 0)  # so that several processes share the work
+    monkeypatch.setattr("embark.data.prepare.prepare.MIN_SEGMENT_BYTES", 100_000)
+    chance = random.Random(0)
+    lines = [f"{i % 2},{chance.random():.4f},u{chance.randrange(9_000)},s{chance.randrange(300)}"
+             for i in range(40_000)]
+    (tmp_path / "in.csv").write_text("label,price,user,shop\n" + "\n".join(lines) + "\n")
+    (tmp_path / "spec.toml").write_text(f"""
+[model]
+embedding_dim = 8
+bottom_mlp = [8]
+top_mlp = [8]
+[data]
+kind = "prepared"
+path = "{disk}/out"
+[data.prepare]
+input = "in.csv"
+num_workers = {num_workers}
+""")
+    codes = []
+    for size in (8, 24, 200, 600, 900, 10_000):
+        subprocess.run(["mount", "-o", f"remount,size={size}k", str(disk)], check=True)
+        codes.append(main(["data", "prepare", str(tmp_path / "spec.toml")]))
+        said = capsys.readouterr().err
+        if codes[-1]:
+            assert said.count("error: ") == 1, said
+            assert "no space left on device" in said
+            assert "fix: free some space, or write to a larger disk (data.path)" in said
+            assert "Traceback" not in said
+    assert codes[-1] == 0
+    assert set(codes[:4]) == {70}
 
 
 def fill(path: Path) -> None:

@@ -22,7 +22,8 @@ from exported_runs import EditedRun
 from integration.faults.zygote import free_port
 from limits import HANG_S
 
-from embark.export.artifact import CURRENT, open_artifact, open_versions
+from embark import export_run
+from embark.export.artifact import CURRENT, current_version, open_artifact, open_versions
 from embark.serve.request_rows import JsonColumns
 from embark.serve.version_poller import load_scorer
 
@@ -126,6 +127,47 @@ def test_publisher_and_server_killed_at_random_serve_no_torn_version(tmp_path, w
         assert scores == expected[version]
     assert len(expected) > 1
     assert any(open_artifact(place, version).deltas for version in expected)
+
+
+HELD = """
+import sys
+from embark.__main__ import run
+from embark.publish import publisher
+function = getattr(publisher, sys.argv[1])
+def held(*args, **named):
+    found = function(*args, **named)
+    print("held", flush=True)
+    sys.stdin.readline()
+    return found
+setattr(publisher, sys.argv[1], held)
+sys.exit(run(["publish", sys.argv[2]]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("at", "is_killed"), [("_judged", False), ("_judged", True), ("set_current", True)])
+def test_a_publisher_that_was_held_or_killed_does_not_undo_a_rollback(tmp_path, warm_python, at, is_killed):
+    """A rollback while `embark publish` judges, and one between its switch and its end by SIGKILL."""
+    place = str(tmp_path / "at")
+    run = EditedRun(tmp_path, rows=4_000, publish={"to": place, "max_calibration_error": 9.0, "max_auc_drop": 0.2})
+    run.weights = {name: values / 20 for name, values in run.weights.items()}
+    for _ in range(2):
+        uri = run.save(scale=0.001)
+        export_run(uri, place, delta=True)
+    run.save(scale=0.001)
+    with subprocess.Popen([sys.executable, "-c", HELD, at, uri], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                          text=True) as publisher:
+        assert publisher.stdout.readline() == "held\n"
+        assert current_version(open_versions(place)) == (3 if at == "set_current" else 2)
+        assert subprocess.run([warm_python, "-m", "embark", "rollback", place, "1"], check=False).returncode == 0
+        if is_killed:
+            publisher.kill()
+        printed, _ = publisher.communicate("\n", timeout=HANG_S)
+    says = "version 1 was made current by `embark rollback`"
+    assert is_killed or (publisher.returncode, says in printed) == (1, True)
+    again = subprocess.run([warm_python, "-m", "embark", "publish", uri], capture_output=True, text=True, check=False)
+    assert (again.returncode, current_version(open_versions(place))) == (1, 1), again
+    assert says in again.stdout
 
 
 def wait_until(condition, limit_s: float = HANG_S) -> None:

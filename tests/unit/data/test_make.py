@@ -10,7 +10,7 @@ from embark.data.make import make
 from embark.data.prepared import MANIFEST
 from embark.data.prepared.cache import open_prepared
 from embark.data.synthetic import SyntheticSource
-from embark.errors import UserError
+from embark.errors import Fault, UserError
 from embark.spec import resolve
 
 NUM_TRAIN, NUM_EVAL = 70_000, 5_000
@@ -79,7 +79,7 @@ def test_a_make_that_breaks_leaves_no_manifest(tmp_path, monkeypatch):
         raise OSError("no space")
 
     monkeypatch.setattr(making, "write_atomic", breaks)
-    with pytest.raises(OSError, match="no space"):
+    with pytest.raises(Fault, match="no space"):
         make(spec(tmp_path), tmp_path, force=True)
     assert not (tmp_path / MANIFEST).exists()
 

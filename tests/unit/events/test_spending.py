@@ -120,3 +120,78 @@ def test_a_wall_clock_set_ahead_within_a_run_changes_no_time_of_its_events(monke
     wall = time.time
     monkeypatch.setattr(time, "time", lambda: wall() + DAYS)
     assert 0 <= Event("step").time_s - before.time_s < 3600
+
+
+def begin(time_s: float, attempt: int, **values: object) -> Event:
+    return Event("begin", {"attempt": attempt, "age_s": 2.0, "usd_per_hour": 3600.0, **values}, time_s)
+
+
+def killed(began_s: float, ended_s: float) -> dict[str, float]:
+    """What the next start finds in the lease."""
+    return {"previous_began_s": began_s, "previous_ended_s": ended_s}
+
+
+def test_a_begin_and_its_start_are_one_attempt():
+    spent = spending([begin(10, 1), start(30, age_s=22.0, attempt=1), *steps(30, 0, 1000), end(530, 1000)])
+    assert spent is not None
+    assert (spent.waiting_s, spent.useful_s, spent.num_without_step) == (22.0, 500.0, 0)
+    assert spent.usd == pytest.approx(522)
+
+
+def test_a_start_without_the_number_of_the_begin_before_it_is_another_attempt():
+    spent = spending([begin(10, 1), start(100, age_s=20.0, usd_per_hour=3600.0), *steps(100, 0, 10)])
+    assert spent is not None
+    assert (spent.num_without_step, spent.without_step_s, spent.waiting_s) == (1, 2.0, 22.0)
+
+
+def test_starts_that_were_killed_while_loading_count_to_their_last_sign_of_life():
+    events = [begin(10, 1), begin(100, 2, **killed(9.9, 20)), begin(200, 3, **killed(99.9, 250))]
+    spent = spending(events, ended_s=205.0)
+    assert spent is not None
+    assert (spent.num_without_step, spent.without_step_s) == (3, 12 + 100 + 7)  # none is counted into the next
+    assert spent.estimated_s == 10 + 98 + 5
+    assert spent.usd == pytest.approx(119)
+    assert spent.lost.num == 0
+    assert spending(events, now_s=300.0).held_s == 12 + 100 + 102
+
+
+def test_a_start_that_was_killed_before_its_begin_is_found_in_the_lease():
+    spent = spending([begin(10, 1), Event("error", {"text": "no data"}, 12.0), begin(1000, 3, **killed(500.0, 510.0))])
+    assert spent is not None
+    assert (spent.num_without_step, spent.without_step_s, spent.estimated_s) == (2, 4 + 10, 10.0)
+    assert spent.held_s == 4 + 10 + 2
+
+
+def test_the_tail_of_a_killed_spot_machine_is_counted():
+    tail = [start(10, attempt=1, is_spot=True, usd_per_hour=3600.0), *steps(10, 0, 100),
+            begin(500, 2, is_spot=True, **killed(9.0, 75.0)), start(510, 40, attempt=2, is_spot=True),
+            *steps(510, 40, 60)]
+    spent = spending(tail)
+    assert spent is not None
+    assert spent.estimated_s == 15.0
+    assert spent.held_s == 65 + 22
+    assert spent.lost.num == 1
+
+
+def test_a_finished_run_stays_finished_when_a_later_start_is_killed():
+    spent = spending([begin(0, 1), start(5, attempt=1), *steps(5, 0, 1000), end(505, 1000), begin(900, 2)])
+    assert spent is not None
+    assert (spent.outcome, spent.left_s) == ("done", 0.0)
+
+
+def test_the_budget_that_ended_a_run_is_not_that_of_a_later_begin():
+    events = [begin(0, 1, budget_usd=100.0), start(5, attempt=1), *steps(5, 0, 100), end(55, 100, "budget")]
+    spent = spending([*events, begin(900, 2, budget_usd=200.0)])
+    assert spent is not None
+    assert (spent.outcome, spent.budget_usd) == ("budget", 100.0)
+
+
+@pytest.mark.parametrize("jump_s", [0.0, 3e7, -3e7])
+def test_a_clock_that_jumps_between_two_attempts_costs_nothing(jump_s):
+    later = 1e9 + 100 + jump_s
+    events = [begin(1e9, 1, boot="b", uptime_s=50.0), start(1e9 + 5, attempt=1), *steps(1e9 + 5, 0, 100),
+              begin(later, 2, boot="b", uptime_s=150.0), start(later + 5, 40, attempt=2), *steps(later + 5, 40, 60)]
+    spent = spending(events)
+    assert spent is not None
+    assert spent.held_s == pytest.approx(2 + 100 + 15)
+    assert spent.lost.down_s == pytest.approx(50.0)

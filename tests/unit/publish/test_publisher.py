@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,10 +11,10 @@ from exported_runs import EditedRun
 
 from embark.__main__ import run as embark
 from embark.errors import DataError, UserError
-from embark.export.artifact import current_version, open_artifact, open_versions
+from embark.export.artifact import current, current_version, open_artifact, open_versions
 from embark.export.export_run import export_run, read_contents
 from embark.export.rollback import list_versions, rollback
-from embark.export.write_version import write_version
+from embark.export.write_version import CHECKPOINT, CHECKPOINT_TIME, write_version
 from embark.publish import publisher
 from embark.store.checkpoint_inspect import find_trained
 
@@ -107,8 +108,6 @@ def test_a_killed_publisher_goes_on_with_the_version_it_had_written(tmp_path, mo
     run.publish()
     run.save(scale=0.001)
     for function in ("_judged", "set_current", "write_gate"):
-        def killed(*_: object) -> None:
-            raise KeyboardInterrupt
         with monkeypatch.context() as patch:
             patch.setattr(publisher, function, killed)
             with pytest.raises(KeyboardInterrupt):
@@ -119,6 +118,134 @@ def test_a_killed_publisher_goes_on_with_the_version_it_had_written(tmp_path, mo
     rollback(run.to, 1)
     assert not publisher.publish(run.uri).is_new  # which a publisher that starts again does not undo
     assert current_version(open_versions(run.to)) == 1
+
+
+def killed(*_: object, **__: object) -> None:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("function", ["_judged", "set_current", "write_gate"])
+def test_a_killed_publisher_does_not_undo_a_rollback(tmp_path, monkeypatch, function):
+    run = Publishing(tmp_path)
+    run.publish()
+    run.publish()
+    run.save(scale=0.001)
+    with monkeypatch.context() as patch:
+        patch.setattr(publisher, function, killed)
+        with pytest.raises(KeyboardInterrupt):
+            publisher.publish(run.uri)
+    versions = open_versions(run.to)
+    assert current_version(versions) == (3 if function == "write_gate" else 2)
+    rollback(run.to)
+    rollback(run.to, 1)
+    result = publisher.publish(run.uri)
+    assert (result.version, result.is_current, result.is_new, result.refused) == (3, False, True, "")
+    assert "version 1 was made current by `embark rollback`" in result.not_current
+    assert current_version(versions) == 1
+    assert not publisher.publish(run.uri).is_new
+
+
+def during_judgement(monkeypatch, act) -> None:
+    """Act once between the verdict and the switch."""
+    judged, acts = publisher._judged, [act]
+
+    def judge(*args: object) -> object:
+        found = judged(*args)
+        while acts:
+            acts.pop()()
+        return found
+
+    monkeypatch.setattr(publisher, "_judged", judge)
+
+
+def test_a_rollback_during_a_publish_stands(tmp_path, monkeypatch, capsys):
+    run = Publishing(tmp_path)
+    run.publish()
+    run.publish()
+    run.save(scale=0.001)
+    during_judgement(monkeypatch, lambda: rollback(run.to, 1))
+    assert embark(["publish", run.uri]) == 1
+    printed = capsys.readouterr().out
+    assert "is not made current: version 1 was made current by `embark rollback` since this one was written" in printed
+    assert f"embark rollback {run.to} 3" in printed
+    record = json.loads((tmp_path / "at" / "version-000000003" / "gate.json").read_text())
+    assert (record["passed"], record["not_current"][:9]) == (True, "version 1")
+    assert current_version(open_versions(run.to)) == 1
+    assert embark(["publish", run.uri]) == 1
+    assert "is version 3 already, which is not current: version 1 was made current" in capsys.readouterr().out
+    rollback(run.to, 3)
+    assert embark(["publish", run.uri]) == 0
+
+
+def test_an_older_step_does_not_replace_what_another_publisher_published(tmp_path, monkeypatch):
+    run = Publishing(tmp_path)
+    run.publish()
+    run.save(scale=0.001)
+    during_judgement(monkeypatch, lambda: run.publish())  # step 3, while step 2 is judged
+    older = publisher.publish(run.uri)
+    assert (older.step, older.is_current, older.refused) == (2, False, "")
+    assert older.not_current == "version 3 is current, which is of step 3 of the run"
+    assert open_artifact(run.to).info.step == 3
+
+
+def test_a_newer_step_is_judged_again_after_an_older_one(tmp_path, monkeypatch):
+    run = Publishing(tmp_path)
+    run.publish()
+    uri, newest = run.save(scale=0.001), find_trained
+    run.save(scale=0.001)
+
+    def publish_older() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(publisher, "find_trained", lambda run, sets=(): newest(run, 2, sets))
+            assert publisher.publish(uri).is_current
+
+    during_judgement(monkeypatch, publish_older)
+    result = publisher.publish(uri)
+    assert (result.step, result.is_current, result.version) == (3, True, 2)
+    record = json.loads((tmp_path / "at" / "version-000000002" / "gate.json").read_text())
+    assert record["passed"]
+    assert current(open_versions(run.to)).previous == 3
+
+
+def test_a_run_trained_anew_under_its_name_is_published(tmp_path, monkeypatch, capsys):
+    run = Publishing(tmp_path)
+    first, second = run.publish(), run.publish()
+    for step in (first.step, second.step):
+        run_dir = find_trained(run.uri).run_dir
+        run_dir.checkpoints.remove(step)
+    again = Publishing(tmp_path)  # other weights, the same steps
+    again.save(scale=0.1)
+    result = again.publish()
+    assert (result.step, result.version, result.is_new, result.is_current) == (second.step, 3, True, True)
+    assert result.identity not in (first.identity, second.identity)
+    assert embark(["publish", run.uri]) == 0
+    assert "step 2 is version 3 already, which is current" in capsys.readouterr().out
+
+
+def test_two_projects_with_one_uri_do_not_share_verdicts(tmp_path, monkeypatch):
+    for project, seed in (("one", 0.001), ("two", 0.002)):
+        (tmp_path / project).mkdir()
+        monkeypatch.chdir(tmp_path / project)
+        run = Publishing(Path("."))
+        run.spec = run.spec.model_copy(update={"publish": run.spec.publish.model_copy(
+            update={"to": str(tmp_path / "at")})})
+        run.save(scale=seed)
+        assert publisher.publish("runs/edited").is_new
+        assert not publisher.publish("runs/edited").is_new
+    assert [one.run for one in list_versions(str(tmp_path / "at")).versions] == ["runs/edited"] * 2
+
+
+@pytest.mark.parametrize("is_later", [False, True])
+def test_versions_by_earlier_embark_are_known_by_run_step_and_time(tmp_path, is_later):
+    run = Publishing(tmp_path)
+    first = run.publish()
+    path = tmp_path / "at" / "version-000000001" / "commit.json"
+    mark = json.loads(path.read_text())
+    saved_s = mark.pop(CHECKPOINT_TIME)
+    del mark[CHECKPOINT]
+    path.write_text(json.dumps({**mark, "time_s": saved_s - 1 if is_later else saved_s + 1}))
+    result = publisher.publish(run.uri)
+    assert (result.is_new, result.version) == ((True, 2) if is_later else (False, first.version))
 
 
 def test_old_versions_go_except_parents_of_deltas_and_exports(tmp_path):

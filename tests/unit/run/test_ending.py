@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from types import SimpleNamespace
 
 import pytest
@@ -14,8 +15,9 @@ from embark.events.events import Event
 from embark.run.early_stopping import EarlyStopping
 from embark.run.logger import RunLogger, recorded_errors
 from embark.run.loop import TrainingLoop
-from embark.run.open_run import _inspect, last_finished_step, life_events, replay_finished
+from embark.run.open_run import RunOpener, last_finished_step, life_events, replay_finished
 from embark.run.resolve import ResolvedRun
+from embark.run.signals import StopSignals
 from embark.run.stop import Decision
 from embark.run.training_data import TrainingData
 from embark.spec import resolve
@@ -217,5 +219,6 @@ def test_a_damaged_record_of_the_end_is_no_end(tmp_path, line, step):
 @pytest.mark.parametrize("name", ["spec.toml", "events.jsonl", "plan.txt"])
 def test_a_folder_where_a_run_writes_a_file_is_named(tiny, alone, tmp_path, name):
     (tmp_path / "run" / name).mkdir(parents=True)
-    with pytest.raises(UserError, match=f"{name} is a directory"):
-        _inspect(RunDir(str(tmp_path / "run")), None)
+    spec = resolve(TINY, ["name=run", f"store.root={tmp_path}"])
+    with ExitStack() as at_end, pytest.raises(UserError, match=f"{name} is a directory"):
+        RunOpener(StopSignals(), (), at_end).begin(spec, fresh=False)

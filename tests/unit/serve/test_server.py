@@ -268,9 +268,32 @@ def test_without_the_token_only_health_is_answered(artifact, monkeypatch):
     def use(client):
         return [client("GET", path, None, headers)[0] for path, headers in (
             ("/v2/health/ready", {}), ("/v2", {}), ("/metrics", {}), ("/v2", {"Authorization": "Bearer no"}),
-            ("/v2", {"Authorization": "Bearer sécret".encode().decode("latin-1")}))]
+            *(("/v2", {"Authorization": f"{words}sécret".encode().decode("latin-1")}) for words in (
+                "Bearer ", "bearer ", "BEARER  ", "Basic ", "Bearer", "")))]
 
-    assert while_serving(artifact, use) == [200, 401, 401, 401, 200]
+    assert while_serving(artifact, use) == [200, 401, 401, 401, 200, 200, 200, 401, 401, 401]
+
+
+def test_a_tensor_whose_values_are_not_of_its_datatype_is_refused(artifact):
+    def infer(client, **changes):
+        tensors = {name: {"name": name, "shape": [1, 1], "datatype": "BYTES", "data": [ROWS[0][name]]}
+                   for name in COLUMNS if name != "tags"}
+        tensors["tags"] = {"name": "tags", "shape": [1], "datatype": "BYTES", "data": [["a"]]}
+        tensors["number"] |= {"datatype": "INT64", "data": [3]} | changes
+        status, answer, _ = client("POST", "/v2/models/clicks/infer", {"inputs": list(tensors.values())})
+        return status, answer.get("error", "")
+
+    def use(client):
+        return [infer(client, **changes) for changes in (
+            {}, {"data": [None]}, {"datatype": "FP128"}, {"datatype": "INT8", "data": [2.99]},
+            {"datatype": "UINT8", "data": [-1]}, {"datatype": "INT8", "data": [300]})]
+
+    *right, fp128, fraction, negative, large = while_serving(artifact, use)
+    assert right == [(200, "")] * 2
+    assert (fp128[0], fp128[1].partition(",")[0]) == (400, "input 'number': its datatype is 'FP128'")
+    assert [fraction, negative, large] == [
+        (400, f"input 'number': {value} is no {datatype}") for value, datatype in (
+            ("2.99", "INT8"), ("-1", "UINT8"), ("300", "INT8"))]
 
 
 @pytest.mark.parametrize("token", ["", " ", "secret\n", " secret"])

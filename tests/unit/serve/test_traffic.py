@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from exported_runs import COLUMNS, draw_rows
@@ -106,7 +107,37 @@ def test_a_full_disk_stops_no_answer(artifact, tmp_path):
         (tmp_path / "gone" / "events.jsonl").unlink()
         log.write([traffic.take()])
         assert len(model.score([JsonColumns(DRAWN[:2])])) == 1
-    assert not (tmp_path / "gone" / "events.jsonl").exists()
+    assert (tmp_path / "gone" / "events.jsonl").exists()  # again
+
+
+def test_a_record_that_was_deleted_or_emptied_is_begun_again_with_a_word(artifact, tmp_path, caplog):
+    log, file = TrafficLog(), tmp_path / "events.jsonl"
+    window = {1: {"statuses": {"200": 3}}}
+
+    def kinds() -> list[str]:
+        return [event.kind for event in read_events(file)]
+
+    def is_recorded() -> list[float]:
+        return [sample.value for family in log.collect() if family.name == "embark_serve_recorded"
+                for sample in family.samples]
+
+    with log.recording(tmp_path, "here", about_version(ServedModel(scorer_of(artifact))), list):
+        file.write_text("")
+        log.write([window])
+        assert kinds() == ["serve", "traffic"]
+        assert (is_recorded(), caplog.text) == ([1.0], "")
+        shutil.rmtree(tmp_path)
+        tmp_path.write_text("in its way")
+        for _ in range(3):
+            log.write([window])
+        assert is_recorded() == [0.0]
+        assert caplog.text.count("traffic is not recorded until") == 1
+        tmp_path.unlink()
+        log.write([window])
+        assert kinds() == ["serve", "traffic"]
+        assert is_recorded() == [1.0]
+        assert caplog.text.count("traffic is recorded again") == 1
+    assert kinds() == ["serve", "traffic", "serve_end"]
 
 
 def test_labels_of_too_many_versions_are_left_out(artifact):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 import weakref
@@ -102,8 +103,14 @@ def test_a_server_starts_with_the_newest_version_that_is_not_damaged(runs, tmp_p
     assert changes[0].version is None
 
 
+def mapped_versions(folder: Path) -> set[int]:
+    """Those whose files this process maps from below a folder."""
+    return {int(number) for number in re.findall(rf"{folder}/.*version-(\d+)/", Path("/proc/self/maps").read_text())}
+
+
 @pytest.fixture
 def polled(runs, tmp_path, monkeypatch):
+    monkeypatch.setenv("EMBARK_CACHE", str(tmp_path))
     monkeypatch.setattr(served_model, "RECORD_EVERY_S", 0.0)
     return Polled(str(tmp_path / "models"), runs["first"])
 
@@ -116,8 +123,9 @@ def wait_until(is_true) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_swaps_under_load_fail_no_request_and_mix_no_answer(runs, tmp_path, workers):
+def test_swaps_under_load_fail_no_request_and_mix_no_answer(runs, tmp_path, monkeypatch, workers):
     uri, answers, failures, changes, stop = str(tmp_path / "models"), [], [], [], threading.Event()
+    monkeypatch.setenv("EMBARK_CACHE", str(tmp_path))
     export_run(runs["first"], uri)
 
     def load(client, first: int) -> None:
@@ -142,7 +150,7 @@ def test_swaps_under_load_fail_no_request_and_mix_no_answer(runs, tmp_path, work
         stop.set()
         for one in clients:
             one.join(HANG_S)
-        wait_until(lambda: f"{uri}/version-000000001/" not in Path("/proc/self/maps").read_text())
+        wait_until(lambda: mapped_versions(tmp_path) <= {2})
         return client("GET", "/metrics")[1]
 
     limits = ServeLimits(max_batch_rows=1)  # each request as it would be scored alone
@@ -339,17 +347,13 @@ def test_a_refused_version_is_loaded_again_at_growing_intervals(runs, polled, mo
     assert polled.poll() == 3  # another one is not waited for
 
 
-def test_memory_and_mapped_files_of_the_old_version_are_released(runs, polled):
-    def mapped() -> set[int]:
-        return {number for number in (1, 2) if f"{polled.uri}/version-00000000{number}/" in
-                Path("/proc/self/maps").read_text()}
-
+def test_memory_and_mapped_files_of_the_old_version_are_released(runs, tmp_path, polled):
     old = weakref.ref(polled.model.scorer)
-    assert mapped() == {1}
+    assert mapped_versions(tmp_path) == {1}
     export_run(runs["second"], polled.uri)
     assert polled.poll() == 2
     assert old() is None
-    assert mapped() == {2}
+    assert mapped_versions(tmp_path) == {2}
 
 
 def test_the_active_and_the_previous_fetched_version_are_kept_on_disk(runs, tmp_path, monkeypatch):

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from embark.data.prepare.id_numbering import IdFiles, KnownIds
-from embark.data.prepare.later_rows import PreparedWith
+from embark.data.prepare.later_rows import BAD_ARRAY, PreparedWith, is_id_map
 from embark.data.prepared.cache import local_folder, read_manifest
 from embark.data.prepared.manifest import IDS, SHARED, shared_tables
 from embark.errors import DataError
@@ -88,8 +90,10 @@ class EarlierIds:
         for name in names:
             files_of = IdFiles.of((here or folder) / IDS, name)
             try:
-                is_intact = files_of.sha256() == self.maps[name]["sha256"]
-            except OSError:
+                keys, ids = (np.load(path, mmap_mode="r") for path in (files_of.keys, files_of.ids))
+                is_intact = files_of.sha256() == self.maps[name]["sha256"] and is_id_map(
+                    keys, ids, self.maps[name]["rows"])
+            except BAD_ARRAY:
                 is_intact = False
             if not is_intact:
                 raise DataError(f"{self.path}: the id map of {name} is missing or not what the manifest says",

@@ -7,16 +7,18 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
 from embark.data.prepare.rows import BadRows, SegmentCounts
 from embark.data.prepare.sampling import Sample, take_sample
 from embark.data.prepare.tasks import open_reader
-from embark.data.prepared import Manifest, PartWriter, Split
+from embark.data.prepared import MANIFEST, Manifest, PartWriter, Split
 from embark.data.prepared.cache import local_folder
+from embark.data.prepared.manifest import Size
 from embark.errors import DataError, nearest
 from embark.features.arrays import Array
 from embark.features.encoding import IdMap, RowEncoder, dense_transform
@@ -28,7 +30,26 @@ from embark.store.object_store import normalize_path
 
 _CHUNK_BYTES = 8 << 20
 _SPLIT: Split = "validation"
+BAD_ARRAY = (OSError, ValueError, EOFError, OverflowError, TypeError, SyntaxError)
+"""Raised by `np.load` for a file that is no array."""
 _SCHEMA = TypeAdapter(Schema)
+
+
+class _HashedIds(BaseModel, strict=True):
+    how: Literal["hash"]
+    rows: Size
+
+
+class _NumberedIds(BaseModel, strict=True):
+    how: Literal["frequency"]
+    rows: Size
+    sha256: str
+    keys: str
+    ids: str
+    hashed_rows: Size = 0
+
+
+_ID_MAPS = TypeAdapter(dict[str, _HashedIds | _NumberedIds])  # The manifest's record of the ids of each table.
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +69,12 @@ class PreparedWith:
             return None
         try:
             schema = _SCHEMA.validate_python(settings["schema"])
+            _ID_MAPS.validate_python(settings["id_maps"])
             said = {key: value for key, value in settings["prepare"].items()
                     if key not in ("ids", "format", *REMOVED_OPTIONS)}
             prepare = PrepareSpec.model_validate(said)
         except (ValidationError, KeyError, AttributeError) as error:
-            raise DataError(f"{path}: its manifest does not say how the data was prepared ({error})",
+            raise DataError(f"{path}/{MANIFEST}: does not say how the data was prepared ({error})",
                             fix="prepare the data again, with this version of Embark") from None
         return PreparedWith(path, manifest, schema, prepare)
 
@@ -77,10 +99,18 @@ class PreparedWith:
             array, checksum = _read_array(self.path, normalize_path(about[name]))
             digest.update(checksum)
             arrays.append(array)
-        if digest.hexdigest() != about["sha256"] or len(arrays[0]) != len(arrays[1]):
+        (keys, ids), hashed_rows = arrays, about.get("hashed_rows", 0)
+        if digest.hexdigest() != about["sha256"] or hashed_rows > feature.rows \
+                or not is_id_map(keys, ids, feature.rows):
             raise DataError(f"{self.path}: the id map of table {feature.name} was changed since the data was prepared",
                             fix=REPAIR)
-        return IdMap(column, feature, arrays[0], arrays[1], about.get("hashed_rows", 0))
+        return IdMap(column, feature, keys, ids, hashed_rows)
+
+
+def is_id_map(keys: Array, ids: Array, num_rows: int) -> bool:
+    """Return whether these are keys and the id of each, below `num_rows`: a forged map may have fitting checksums."""
+    return bool(keys.ndim == 1 and keys.shape == ids.shape and keys.dtype.kind == "u" and ids.dtype.kind in "iu"
+                and ids.min(initial=0) >= 0 and ids.max(initial=0) < num_rows)
 
 
 def _read_array(path: str, name: str) -> tuple[Array, bytes]:
@@ -92,7 +122,7 @@ def _read_array(path: str, name: str) -> tuple[Array, bytes]:
                 return np.load(folder / name, mmap_mode="r"), hashlib.file_digest(file, "sha256").digest()
         data = open_store(path).read(name)
         return np.load(io.BytesIO(data), allow_pickle=False), hashlib.sha256(data).digest()
-    except (OSError, ValueError) as error:
+    except BAD_ARRAY as error:
         raise DataError(f"{path}/{name}: cannot be read ({error})", fix=REPAIR) from None
 
 

@@ -45,6 +45,7 @@ from embark.features.layout import Layout
 from embark.features.schema import TIME_ROWS, Schema
 from embark.spec.run import RunSpec
 from embark.store import write_atomic
+from embark.store.errors import writing
 
 SEGMENT_BYTES = 96 << 20
 MIN_SEGMENT_BYTES = 8 << 20
@@ -162,8 +163,7 @@ def prepare(
     methods = _methods(spec, schema, earlier)
     budget = plan_budget(spec.data.prepare, schema, has_runs="frequency" in methods)
     settings = settings_of(spec, schema, files, out, earlier)
-    out.mkdir(parents=True, exist_ok=True)
-    with MemoryMonitor() as memory, Journal(out) as journal:
+    with writing(out, "data.path"), MemoryMonitor() as memory, Journal(out) as journal:
         if fresh:
             _remove(out)
         complete = _complete_already(out, settings)

@@ -37,7 +37,7 @@ from embark.features.arrow.cells import is_list, is_text, normalize_array
 from embark.features.arrow.row_parser import Location, RowParser, json_array, json_column
 from embark.features.rows import BadRow, RawRows
 from embark.features.schema import Schema
-from embark.features.values import json_object
+from embark.features.values import json_line
 from embark.spec.data import PrepareSpec
 from embark.store.errors import explain_data
 
@@ -94,6 +94,8 @@ class CsvReader(_ArrowReader):
                 behind = int(cut.starts[rows[0] + 1] - cut.starts[0]) if rows[0] + 1 < len(cut.starts) else len(text)
                 text, rows, is_header_next = text[behind:], rows[1:], False
             column, num_rows, wrong = self._parse(text, columns, file)
+            if self._schema.format == "csv" and not text.isascii():
+                self._refuse_other_encodings(column, np.delete(cut.starts[rows], list(wrong)), file)
             bad = [BadRow(int(cut.lines[rows[number]]), why) for number, why in wrong.items()]
             rows = np.delete(rows, list(wrong))
             if num_rows != len(rows):
@@ -121,6 +123,19 @@ class CsvReader(_ArrowReader):
         except pa.ArrowInvalid as error:
             raise DataError(f"{file.uri}: is not delimited text that can be read: {error}",
                             fix="check data.prepare.delimiter, and that the file is UTF-8 text") from error
+
+    def _refuse_other_encodings(self, column: Callable[[str], Any], starts: Any, file: InputFile) -> None:
+        """Refuse words that are not UTF-8: a server, which gets UTF-8, would never find their ids."""
+        for name in {one.source for one in self._schema.sparse if one.kind == "text"}:
+            try:
+                column(name).cast(pa.large_binary()).cast(pa.large_string())
+            except pa.ArrowInvalid:
+                for start, cell in zip(starts, column(name).to_pylist(), strict=True):
+                    if cell.decode(errors="ignore").encode() != cell:
+                        raise DataError(f"{file.uri}: the row at byte {start:,} has {cell!r:.80} in column {name!r}, "
+                                        "which is not UTF-8",
+                                        fix=f"convert the file: iconv -f latin1 -t utf-8 {file.uri.rpartition('/')[2]} "
+                                            "> converted.csv") from None
 
     def _table(self, text: bytes, delimiter: bytes, columns: Sequence[str]) -> Any:
         if not text:
@@ -348,7 +363,7 @@ class JsonLinesReader(CsvReader):
     a key that a line lacks is a missing value."""
 
     def _parse(self, text: bytes, columns: Sequence[str], file: InputFile) -> _Parsed:
-        values = [json_object(line) for line in text.splitlines() if line]
-        wrong = {row: "is not a JSON object" for row, value in enumerate(values) if value is None}
+        values = [json_line(line) for line in text.splitlines() if line]
+        wrong = {row: "is not a JSON object in UTF-8" for row, value in enumerate(values) if value is None}
         found = [value for value in values if value is not None]
         return partial(json_column, found, split=self._parser.split_cell), len(found), wrong

@@ -21,6 +21,7 @@ from embark.features.values import (
     MEANINGS,
     NUMBER,
     TimeFormat,
+    json_line,
     json_object,
     time_formats,
 )
@@ -340,7 +341,7 @@ def _is_json(file: InputFile, text: bytes) -> bool:
 
 def _sample_json(prepare: PrepareSpec, file: InputFile, lines: Sequence[bytes]) -> tuple[Column, ...]:
     """Return the columns of some lines."""
-    rows = [row for row in map(json_object, lines) if row is not None]
+    rows = [row for row in map(json_line, lines) if row is not None]
     if not rows:
         raise DataError(f"{file.uri}: none of its first {len(lines):,} lines is a JSON object",
                         fix="write one object a line, or set data.prepare.format")

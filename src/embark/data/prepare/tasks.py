@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -27,7 +28,7 @@ from embark.features.encoding import IdMethod, dense_transform, hash_ids, transf
 from embark.features.layout import Feature, Layout, Rows
 from embark.features.rows import RawRows
 from embark.features.schema import Schema
-from embark.formatting import shortlist
+from embark.formatting import shortlist, to_one_line
 from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 from embark.store import write_atomic
@@ -268,7 +269,7 @@ class _Writers:
 
 
 PREPARING = ".preparing"
-_SETTINGS = "settings.json"
+_SETTINGS, _CHECKSUM = "settings.json", "sha256"
 
 
 class Journal:
@@ -299,28 +300,38 @@ class Journal:
         if not path.exists():
             write_atomic(path, json.dumps(settings, indent=1) + "\n")
             return
-        differing = differences(json.loads(path.read_text()), settings)
+        try:
+            differing = differences(json.loads(path.read_text()), settings)
+        except (OSError, ValueError, RecursionError) as error:
+            raise UserError(f"{path}: is damaged: {to_one_line(error)[:200]}",
+                            fix="--fresh starts the preparation over") from None
         if differing:
             shown = shortlist([f"{path} was {was!r:.60}, is {now!r:.60}" for path, was, now in differing], 5)
             raise UserError(f"{self.directory.parent}: holds another, unfinished preparation: {shown}",
                             fix="--fresh starts over, or set another data.path")
 
     def read(self, name: str) -> dict[str, Any] | None:
-        """Return a task's record if it is done."""
-        with suppress(FileNotFoundError):
-            return dict(json.loads((self.directory / f"{name}.json").read_text()))
+        """Return a task's record if it is done. One that is damaged counts as none: the task is done again."""
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
+            found = json.loads((self.directory / f"{name}.json").read_text())
+            if found[_CHECKSUM] == _checksum(found["record"]):
+                return dict(found["record"])
         return None
 
     def write(self, name: str, record: dict[str, Any]) -> dict[str, Any]:
         """Record that the task is done; return the record."""
         path = self.directory / f"{name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps(record))
+        write_atomic(path, json.dumps({_CHECKSUM: _checksum(record), "record": record}))
         return record
 
     def remove(self) -> None:
         """Remove all records once everything is done."""
         shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _checksum(record: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
 
 def differences(was: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:

@@ -39,14 +39,16 @@ class CustomReader:
             found = self._own.poll(self._last, timeout_s)
         messages = []
         for pair in found or ():
-            if not isinstance(pair, tuple) or len(pair) != 2 or not isinstance(pair[1], Mapping | bytes | str):
+            if not isinstance(pair, tuple) or len(pair) != 2:
                 raise DataError(f"{self._where}: poll returned {pair!r:.80}",
                                 fix="return pairs of an offset and a row, a dictionary or JSON text")
             if not isinstance(pair[0], int | str | list):
                 raise DataError(f"{self._where}: poll returned the offset {pair[0]!r:.80}",
                                 fix="an offset is saved in checkpoints as JSON: an int, a text or a list of these")
             row = {name: _plain(value) for name, value in pair[1].items()} if isinstance(pair[1], Mapping) else pair[1]
-            messages.append(Message(pair[0], row))
+            is_row = isinstance(row, dict | bytes | str)
+            messages.append(Message(pair[0], row if is_row else repr(row), why="" if is_row else
+                                    f"a Python {type(row).__name__}, not a dictionary or JSON text"))
         if messages:
             self._last = messages[-1].offset
         return messages

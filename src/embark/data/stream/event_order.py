@@ -17,6 +17,7 @@ from embark.features.values import event_time_s, json_object
 
 COUNTS = ("num_rows", "num_late", "num_unreadable", "num_labels", "num_labels_joined", "num_labels_unmatched",
           "num_without_label")
+MAX_REASONS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,13 @@ class OrderState:
     label_ends: deque[tuple[float, str]] = field(default_factory=deque)
     ready: deque[Row] = field(default_factory=deque)
     counts: Counter[str] = field(default_factory=Counter)
+    reasons: Counter[str] = field(default_factory=Counter)  # Why records were dropped.
+
+    def drop(self, why: str) -> int:
+        """Count a record that is dropped; return how many were for this reason. All but the first reasons are one."""
+        why = why if why in self.reasons or len(self.reasons) < MAX_REASONS else "other reasons"
+        self.reasons[why] += 1
+        return self.reasons[why]
 
     def copy(self) -> OrderState:
         return OrderState(**{one.name: copy(getattr(self, one.name)) for one in fields(self)})
@@ -66,7 +74,7 @@ class OrderState:
             "early": list(map(tuple, found["early"])), "waiting": deque(map(tuple, found["waiting"])),
             "labels": {key: tuple(label) for key, label in found["labels"].items()},
             "label_ends": deque(map(tuple, found["label_ends"])), "ready": deque(found["ready"]),
-            "counts": Counter(found["counts"])})
+            "counts": Counter(found["counts"]), "reasons": Counter(found.get("reasons", {}))})
 
 
 class EventOrder:
@@ -91,11 +99,13 @@ class EventOrder:
         """Add the next record of `next_partition()`; return why it is dropped, if it is."""
         state, settings = self.state, self._settings
         state.offsets[partition] = message.offset
-        row = json_object(message.value)
+        row = None if message.why else json_object(message.value)
         at = None if row is None else self._time_of(row, message)
         if row is None or at is None or (settings.key and row.get(settings.key) is None):
             state.counts["num_unreadable"] += 1
-            return ("not a JSON object" if row is None else f"no value in column {settings.key!r}" if at is not None
+            if row is None:
+                return message.why or "not a JSON object"
+            return (f"no value in column {settings.key!r}" if at is not None
                     else f"no time in column {settings.time_column!r}: ISO 8601, seconds or milliseconds")
         why = ""
         is_label = bool(settings.key) and row.get(settings.label) is not None

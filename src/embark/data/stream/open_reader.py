@@ -25,7 +25,7 @@ def open_reader(spec: RunSpec, run_uri: str) -> StreamReader:
     if stream.source == "files":
         from embark.data.stream.files_reader import FilesReader
 
-        return FilesReader(stream.path)
+        return FilesReader(stream.path, stream.late_files)
     if stream.is_custom:
         from embark.data.stream.custom_reader import CustomReader
 

@@ -17,6 +17,8 @@ class Message:
     offset: Offset
     value: bytes | str | Row  # A JSON object.
     time_s: float | None = None  # The broker's time of it.
+    why: str = ""  # Why it cannot be used, if it cannot.
+    file: str = ""  # The file that it stands for, if it is not a row.
 
 
 class StreamReader(Protocol):

@@ -8,6 +8,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -20,13 +21,16 @@ from embark.data.stream.event_order import COUNTS, EventOrder, OrderSettings, Or
 from embark.data.stream.files_reader import read_records
 from embark.data.stream.open_reader import open_reader
 from embark.data.stream.records import Message, Row, StreamReader, StreamStopped
+from embark.data.stream.usable import DeadLetters, RowCheck, parsed
 from embark.data.task_labels import task_labels
 from embark.errors import DataError, UserError
 from embark.features.arrow.row_parser import Location, RowParser, json_column
 from embark.features.encoding import RowEncoder, plain_row_format
 from embark.features.rows import RawRows
+from embark.features.schema import Schema
 from embark.features.values import json_object, moment_text
 from embark.formatting import format_count
+from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
 from embark.store import Checkpoint, CheckpointStore
@@ -52,15 +56,19 @@ class StreamSource:
         self.num_train_samples = ENDLESS_STEPS * self._batch_size
         self._tables = spec.model.table_list()
         self._id_dtype = np.int64 if spec.model.has_dynamic_tables else np.int32
-        self._parser, self._encoder, self._fingerprint = _row_reader(spec)
+        schema, prepare, self._encoder, self._fingerprint = _row_format(spec)
+        self._parser = RowParser(schema, prepare)
+        label_parser = RowParser(replace(schema, dense=(), sparse=(), times=()), prepare)
         label = spec.data.label
         stream = spec.stream
         self._settings = OrderSettings(label, stream.time_column, stream.bound_s, stream.key, stream.label_window_s)
+        self._check = RowCheck(self._settings, self._parser.columns, self._parse, partial(_parse, label_parser))
         self._order = EventOrder(self._settings)
         self.run_uri = spec.name  # The URI of the run's directory, if it has one.
+        self.letters: DeadLetters | None = None
         self._reader: StreamReader | None = None
-        self._records: dict[str, deque[Message]] = {}
-        self._drops, self._has_rows = DropWatch(), False
+        self._records: dict[str, deque[tuple[Message, Message]]] = {}  # As they were read, and checked.
+        self._drops, self._has_rows = DropWatch(stream.max_dropped_share), False
         self._next = 0
         self._turn = threading.Condition()
         self._states: dict[int, OrderState] = {}  # The state behind the batch before each position.
@@ -124,8 +132,7 @@ class StreamSource:
         """Read labelled rows of a file or a folder as records of the stream are read; return also how many cannot
         be."""
         values = list(read_records(path))
-        rows = [row for value in values if (row := json_object(value)) is not None]
-        raw = self._parse(rows)
+        raw = parsed(self._parse, [row for value in values if (row := json_object(value)) is not None])
         if not len(raw):
             raise DataError(f"{path}: has no row that can be read", fix="labelled rows with the columns of the stream")
         return self._batch(raw), len(values) - len(raw)
@@ -150,7 +157,7 @@ class StreamSource:
         """Return what was read, what came late and what was joined up to a step, for the run's log."""
         state = self._states[step * self._batch_size]
         has_time = bool(self._settings.time_column) and math.isfinite(state.watermark_s)
-        return {**{name: state.counts[name] for name in COUNTS},
+        return {**{name: state.counts[name] for name in COUNTS}, "dropped": dict(state.reasons),
                 "num_in_memory": len(state.early) + len(state.waiting) + len(state.ready),
                 **({"event_time_s": state.watermark_s} if has_time else {})}
 
@@ -170,8 +177,8 @@ class StreamSource:
         while missing:
             self._read_until(missing)
             rows = self._order.take(missing)
-            raw = self._parse(rows)
-            self._order.state.counts[UNREADABLE] += len(rows) - len(raw)
+            raw = parsed(self._parse, rows)
+            self._order.state.counts[UNREADABLE] += len(rows) - len(raw)  # of a checkpoint of an earlier Embark
             self._drops.drop(raw.reasons)
             if len(raw):
                 found.append(raw)
@@ -186,9 +193,19 @@ class StreamSource:
             partition = order.next_partition()
             records = self._records[partition]
             if not records:
-                records.extend(self._wait_for(reader, partition))
-            self._drops.add(order.add(partition, records.popleft()))
+                found = self._wait_for(reader, partition)
+                records.extend(zip(found, self._check.check(found), strict=True))
+            message, checked = records.popleft()
+            self._drops.add(why := order.add(partition, checked))
+            if why:
+                self._keep_letter(partition, message, why)
             self._look_at_drops()
+
+    def _keep_letter(self, partition: str, message: Message, why: str) -> None:
+        number = self._order.state.drop(why)
+        is_kept = self.letters is None or self.letters.add(partition, message, why, number)
+        if message.file and is_kept:
+            self._warn(f"{self._spec.stream.path}/{message.file}: {why}")
 
     def _look_at_drops(self) -> None:
         def warn(text: str) -> None:
@@ -196,7 +213,8 @@ class StreamSource:
             has_time = bool(self._settings.time_column and newest_s)
             self._warn(text + (f"; the newest event is of {moment_text(round(1e6 * newest_s))}" if has_time else ""))
 
-        self._drops.look(warn, len(self._order.state.ready), has_trained=self._has_rows or self._next > 0)
+        self._drops.look(warn, len(self._order.state.ready), has_trained=self._has_rows or self._next > 0,
+                         letters=str(self.letters.path) if self.letters else "")
 
     def _wait_for(self, reader: StreamReader, partition: str) -> list[Message]:
         began_s, has_warned = time.monotonic(), False
@@ -229,10 +247,7 @@ class StreamSource:
             reader.acknowledge(offsets)
 
     def _parse(self, rows: list[Row]) -> RawRows:
-        numbers = np.arange(len(rows))
-        cells = partial(json_column, rows, split=self._parser.split_cell)
-        return self._encoder.readable(self._parser.parse(
-            cells, Location(numbers, numbers, len(rows)), "the stream"))
+        return self._encoder.readable(_parse(self._parser, rows))
 
     def _batch(self, raw: RawRows) -> Batch:
         rows, num_rows = self._encoder.encode(raw), len(raw)
@@ -253,23 +268,28 @@ class StreamSource:
                      weights=np.concatenate(weights) if self._spec.model.has_weighted_ids else None)
 
 
-def _row_reader(spec: RunSpec) -> tuple[RowParser, RowEncoder, str]:
+def _parse(parser: RowParser, rows: list[Row]) -> RawRows:
+    numbers = np.arange(len(rows))
+    cells = partial(json_column, rows, split=parser.split_cell)
+    return parser.parse(cells, Location(numbers, numbers, len(rows)), "the stream")
+
+
+def _row_format(spec: RunSpec) -> tuple[Schema, PrepareSpec, RowEncoder, str]:
     """Return how a row becomes what the model takes, as in training and in serving, and the checksum of the data that
     says so."""
     if spec.data.kind == "prepared":
         manifest = read_manifest(spec.data.path)
         if before := PreparedWith.of(spec.data.path, manifest):
-            return RowParser(before.schema.without_split(), before.prepare), before.row_encoder(), \
-                manifest.fingerprint()
-    schema, prepare, encoder = plain_row_format(spec.model, spec.data)
-    return RowParser(schema, prepare), encoder, ""
+            return before.schema.without_split(), before.prepare, before.row_encoder(), manifest.fingerprint()
+    return *plain_row_format(spec.model, spec.data), ""
 
 
 class DropWatch:
     """Counts records and dropped ones, by reason. It warns if more than half of the last ones were dropped, and stops
-    a run of whose stream no record was ever trained on."""
+    a run of whose stream no record was ever trained on, or more than `max_share` of the last ones were dropped."""
 
-    def __init__(self) -> None:
+    def __init__(self, max_share: float) -> None:
+        self._max_share = max_share
         self._num_records = self._num_dropped = self._records_before = self._dropped_before = 0
         self._reasons: Counter[str] = Counter()  # Dropped records by reason.
         self._newest: Counter[str] = Counter()  # Drops since the last look.
@@ -287,9 +307,9 @@ class DropWatch:
         self._reasons.update(reasons)
         self._newest.update(reasons)
 
-    def look(self, warn: Callable[[str], None], num_pending: int, *, has_trained: bool) -> None:
+    def look(self, warn: Callable[[str], None], num_pending: int, *, has_trained: bool, letters: str) -> None:
         """Check the records since the last look, once there are enough of them, without those that are still
-        pending."""
+        pending. The file `letters` has some of those that were dropped."""
         num_records = self._num_records - num_pending
         num, num_dropped = num_records - self._records_before, self._num_dropped - self._dropped_before
         if max(num, num_dropped) < WINDOW:
@@ -299,7 +319,13 @@ class DropWatch:
             raise DataError(f"none of the first {format_count(num_records)} records of the stream can be trained "
                             f"on: {_counted(self._reasons)}",
                             fix="name the label, the dense columns and the tables as the records do: "
-                                "docs/guides/follow.md")
+                                "docs/guides/follow.md" + (f"; {letters} has some of them" if letters else ""))
+        if num_dropped > self._max_share * num:
+            raise DataError(f"{format_count(num_dropped)} of the last {format_count(num)} records of the stream cannot "
+                            f"be trained on, more than stream.max_dropped_share = {self._max_share:g}: "
+                            f"{_counted(self._newest)}",
+                            fix=f"correct what sends them{f' ({letters} has some)' if letters else ''}, or set a "
+                                "larger share")
         if is_much and not self._has_warned:
             warn(f"{format_count(num_dropped)} of the last {format_count(max(num, num_dropped))} records of the stream "
                  f"were dropped: {_counted(self._newest)}")

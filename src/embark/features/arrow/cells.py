@@ -273,7 +273,10 @@ def _integers_of_text(array: Any) -> tuple[Hashes, Mask | None]:
 
 
 def _integer(word: bytes) -> int | None:
-    """Return an integer of 64 bits, with sign or without; None if it is anything else."""
+    """Return an integer of 64 bits, with sign or without, or hexadecimal behind 0x, as pyarrow's cast reads it; None if
+    it is anything else."""
+    if re.fullmatch(b"0[xX][0-9a-fA-F]{1,16}", word):
+        return int(word, 16)
     value = int(word) if len(word) <= 40 and re.fullmatch(INTEGER.encode(), word) else 1 << 64
     return value if -(1 << 63) <= value < 1 << 64 else None
 

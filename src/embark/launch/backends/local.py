@@ -10,6 +10,7 @@ from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch import supervisor
 from embark.launch.backend import (
     CancelResult,
+    DamagedRecord,
     LaunchBackend,
     LaunchRequest,
     LogLine,
@@ -115,7 +116,10 @@ class Local(LaunchBackend):
 
     def _state(self, handle: RunHandle) -> SupervisorState:
         """Return the supervisor's state from its files: a command for each look would be slow."""
-        return SupervisorState(**supervisor.status(handle.folder))
+        try:
+            return SupervisorState(**supervisor.status(handle.folder))
+        except supervisor.DamagedFile as error:
+            raise DamagedRecord(str(error), handle.folder) from error
 
     def _supervise(self, handle: RunHandle, command: str, *rest: str) -> CommandResult:
         return self._shell.change([sys.executable, "-P", str(PROGRAM), command, str(handle.folder), *rest])

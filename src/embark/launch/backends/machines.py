@@ -13,6 +13,7 @@ from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
 from embark.launch.backend import (
     CancelResult,
+    DamagedRecord,
     LaunchBackend,
     LaunchRequest,
     LogLine,
@@ -167,7 +168,10 @@ class MachinesBackend(LaunchBackend):
 
 def submitted_s(handle: RunHandle) -> float | None:
     """When the run was submitted, in Unix time; None if its launch was interrupted or it is being cancelled."""
+    path = handle.folder / SUBMITTED
     try:
-        return float(json.loads((handle.folder / SUBMITTED).read_text())["time_s"])
+        return float(json.loads(path.read_text())["time_s"])
     except FileNotFoundError:
         return None
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
+        raise DamagedRecord(f"{path}: time_s cannot be read: {error!r}", path) from error

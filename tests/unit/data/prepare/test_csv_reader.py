@@ -358,3 +358,17 @@ def test_criteo_rows_read_as_delimited_text_match_its_own_reader(tmp_path):
     assert len(flat(mine)) == 300
     assert flat(mine) == flat(theirs)
     assert sorted(b.line for p in mine for b in p.bad) == sorted(b.line for p in theirs for b in p.bad) == [7, 8]
+
+
+@pytest.mark.parametrize("chunk_bytes", [40, 1 << 20])
+def test_words_of_another_encoding_are_refused_with_their_place(tmp_path, chunk_bytes):
+    schema = Schema("csv", "label", (), (SparseColumn("user", "text"),), ("label", "user", "note"), delimiter=",")
+    rows = [f"{i % 2},us\u00e9r{i},n" for i in range(40)]
+    assert len(flat(read_all(tmp_path, "\n".join(rows).encode(), schema, chunk_bytes=chunk_bytes))) == 40
+    text = "\n".join(rows[:30]).encode() + b"\n1,caf\xe9,n\n" + "\n".join(rows[30:]).encode()
+    at = text.index(b"1,caf")
+    with pytest.raises(DataError, match=rf"the row at byte {at} has b'caf\\xe9' in column 'user'") as caught:
+        read_all(tmp_path, text, schema, chunk_bytes=chunk_bytes)
+    assert "iconv -f latin1 -t utf-8" in caught.value.fix
+    unused = "\n".join(rows[:30]).encode() + b"\n1,cafe,\xe9\n"
+    assert len(flat(read_all(tmp_path, unused, schema, chunk_bytes=chunk_bytes))) == 31

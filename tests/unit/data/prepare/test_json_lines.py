@@ -59,7 +59,7 @@ def test_rows_are_the_same_however_the_file_is_cut(tmp_path, chunk_bytes, segmen
     tags = [key for rows in portions for key in rows.keys[1]]
     assert tags == [word for row in ROWS for word in words[: len(row["tags"])]]
     bad = [why for rows in portions for _, why in ((one.line, one.why) for one in rows.bad)]
-    assert bad == ["is not a JSON object"] * 2
+    assert bad == ["is not a JSON object in UTF-8"] * 2
     assert sum(rows.num_lines for rows in portions) == 124
 
 
@@ -86,3 +86,16 @@ def test_one_array_of_objects_is_refused_with_the_command_that_cuts_it(tmp_path)
 @given(value=st.one_of(st.integers(), st.floats(), st.text(), st.lists(st.integers(), max_size=2)))
 def test_a_value_is_read_as_the_text_that_json_writes(value):
     assert json_cell(value) == (value if isinstance(value, str) else json.dumps(value))
+
+
+@pytest.mark.parametrize("line", [b'{"user": "caf\xe9", "bought": 1}', b'{"user": "\\ud800", "bought": 1}',
+                                  b'{"user": "\\uDFFF x", "bought": 0}'])
+def test_a_line_that_is_not_unicode_is_one_bad_row(tmp_path, line):
+    good = [json.dumps({**row, "user": "\U0001f600"}).encode() for row in ROWS]  # written as two halves, a whole
+    (tmp_path / "rows.jsonl").write_bytes(b"\n".join([*good[:50], line, *good[50:]]) + b"\n")
+    schema, inputs = schema_of(tmp_path)
+    (file,) = inputs.find("rows.jsonl")
+    reader = JsonLinesReader(schema, PrepareSpec(), inputs)
+    portions = [rows for segment in reader.segments(file, 1 << 20) for rows in reader.read(segment, 1 << 20)]
+    assert sum(map(len, portions)) == len(ROWS)
+    assert [(bad.line, bad.why) for rows in portions for bad in rows.bad] == [(50, "is not a JSON object in UTF-8")]

@@ -245,7 +245,7 @@ def test_a_checkpoint_without_a_state_and_a_lost_file_are_refused(tmp_path: Path
             source.restore(RunDir(str(tmp_path)).checkpoints, Checkpoint(3, {}, {}))
         take(source, 1)
         run_dir, checkpoint = saved(source, 1, tmp_path / "run")
-        assert OrderState.from_json(source.checkpoint_files(1)[STREAM_FILE]).offsets == {"": ["0.jsonl", BATCH - 1]}
+        assert OrderState.from_json(source.checkpoint_files(1)[STREAM_FILE]).offsets[""][:2] == ["0.jsonl", BATCH - 1]
     (tmp_path / "in" / "0.jsonl").unlink()
     with closing(StreamSource(plain(tmp_path / "in"))) as again:
         again.restore(run_dir.checkpoints, checkpoint)

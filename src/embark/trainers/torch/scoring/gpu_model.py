@@ -47,6 +47,7 @@ class GpuModel:
         """`model_file` is the code of a custom model. With `device` "cpu" the same steps run on the CPU,
         with kernels in Triton's interpreter where `TRITON_INTERPRET` is set."""
         self._device, self._artifact, self._precision = torch.device(device), artifact, precision
+        self._identities = artifact.identities  # What its tables hold: the artifact forgets it when its arrays change.
         self._is_gpu = self._device.type == "cuda"
         self.device_name = _device_name(self._device)
         network = load_network(artifact, model_file)
@@ -91,23 +92,23 @@ class GpuModel:
         return self.score_encoded(self._artifact.encoder.encode(raw))
 
     def advance(self, artifact: Artifact, model_file: str = "") -> bool:
-        """Become a later version of its artifact by the deltas between the two; returns False if it is no such version.
+        """Become the artifact by the deltas since the present one; returns False if it is no later version of it.
 
         Rows and weights are written over the old ones, and no graph is captured again. Nobody may score meanwhile. A
         model that fails here must not be used any more.
         """
-        before, new = self._artifact, artifact.deltas[len(self._artifact.deltas) :]
-        if not new or artifact.deltas[: len(before.deltas)] != before.deltas or \
-                artifact.base != (before.base or before.folder) or \
-                artifact.info.rows.layout != before.info.rows.layout or artifact.info.model != before.info.model:
+        before, num_known = self._artifact.info, len(self._identities)
+        if not num_known or artifact.identities[:num_known] != self._identities or \
+                artifact.info.rows.layout != before.rows.layout or artifact.info.model != before.model:
             return False
+        self._identities = ()  # until all of it is written
         fresh, _ = self._fused(load_network(artifact, model_file))
         with self._lock, torch.inference_mode():
-            for folder in new:
+            for folder in artifact.deltas[num_known - 1 :]:
                 self._tables.apply(map_file(folder / DELTA))
             for weight, value in zip(self._network.state_dict().values(), fresh.state_dict().values(), strict=True):
                 weight.copy_(value)
-            self._artifact = artifact
+            self._artifact, self._identities = artifact, artifact.identities
         if self._is_gpu:  # the model's own stream reads what this one wrote
             torch.cuda.current_stream(self._device).synchronize()
         return True

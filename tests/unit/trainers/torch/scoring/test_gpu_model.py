@@ -188,6 +188,8 @@ def test_deltas_are_written_into_the_tables_and_weights_that_graphs_read(tmp_pat
     assert model._graphs == graphs
     full = open_artifact(export_run(run.save(), place, tables=tables).uri)
     assert not model.advance(full)
+    assert not model.advance(replace(artifact, identities=("other", *artifact.identities[1:])))  # the same folders
+    assert model.advance(artifact)  # the version that it is
 
 
 @pytest.mark.gpu

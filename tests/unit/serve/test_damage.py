@@ -1,0 +1,169 @@
+"""What happens to the files of a served version changes no answer of its server and ends none of its processes."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import shutil
+import signal
+import threading
+from pathlib import Path
+
+import psutil
+import pytest
+from exported_runs import EditedRun
+from limits import HANG_S
+from served_models import served_by_process
+
+from embark import export_run, rollback_model
+from embark.export.artifact import WEIGHTS
+from embark.serve.request_rows import JsonColumns
+from embark.serve.version_poller import load_scorer
+
+ROWS = [{"dense_0": i / 9, "dense_1": -i, "a": 97 * i % 4_000, "b": i % 3} for i in range(40)]
+POLL = ("--poll-s", "0.05")
+
+
+def scores_of(uri: str, version: int | None = None) -> list[float]:
+    return list(load_scorer(uri, version).score([JsonColumns(ROWS)])[0].scores)
+
+
+def wait_until(is_true) -> None:
+    for _ in range(int(HANG_S / 0.02)):
+        if is_true():
+            return
+        threading.Event().wait(0.02)
+    raise AssertionError("it does not happen")
+
+
+class Asking:
+    """Requests from several threads while the block runs; `answers` are status, scores and identity."""
+
+    def __init__(self, client) -> None:
+        self._client, self._stop, self.answers, self.failures = client, threading.Event(), [], []
+        self._threads = [threading.Thread(target=self._run, daemon=True) for _ in range(4)]
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                status, answer, headers = self._client("POST", "/score", {"rows": ROWS})
+                self.answers.append((status, answer.get("version"), answer.get("scores"), headers["Embark-Identity"]))
+            except Exception as error:
+                self.failures.append(error)
+
+    def __enter__(self) -> Asking:
+        for one in self._threads:
+            one.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self._stop.set()
+        for one in self._threads:
+            one.join(HANG_S)
+
+    def wait(self) -> None:
+        """Until each thread has had an answer to a request that began later than this."""
+        num = len(self.answers)
+        wait_until(lambda: self.failures or len(self.answers) > num + 2 * len(self._threads))
+
+
+def shorten(place: Path) -> None:
+    (place / "version-000000001" / WEIGHTS).write_bytes(b"")
+
+
+def write_over(place: Path) -> None:
+    path = place / "version-000000001" / WEIGHTS
+    with path.open("r+b") as file:
+        file.write(b"\xff" * path.stat().st_size)
+
+
+DAMAGES = {"shortened": shorten, "written over": write_over, "removed": shutil.rmtree,
+           "without current.json": lambda place: (place / "current.json").write_text("{")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_below_a_server_changes_no_answer_and_ends_nothing(tmp_path, damage, workers):
+    place = tmp_path / "at"
+    export_run(EditedRun(tmp_path, rows=4_000).save(), str(place))
+    expected = scores_of(str(place))
+    with served_by_process(str(place), "--workers", str(workers), *POLL) as (process, client), Asking(client) as asking:
+        asking.wait()
+        DAMAGES[damage](place)
+        asking.wait()
+        assert asking.failures == []
+        if workers > 1:
+            replace_a_worker(process, client)
+            asking.wait()
+        ready = client("GET", "/v2/health/ready")[1]
+        process.send_signal(signal.SIGTERM)
+    assert {(status, version, *scores) for status, version, scores, _ in asking.answers} == {(200, 1, *expected)}
+    assert (ready["live"], ready["ready"], ready["version"]) == (True, True, 1)
+
+
+def workers_of(process) -> set[psutil.Process]:
+    """They are forked by a child of the server."""
+    return {worker for child in psutil.Process(process.pid).children() for worker in child.children()}
+
+
+def replace_a_worker(process, client) -> None:
+    """Kill one of two, and wait until there are two again, which answer."""
+    before = workers_of(process)
+    killed = before.pop()
+    killed.kill()
+
+    def is_replaced() -> bool:
+        now = workers_of(process)
+        try:
+            return len(now) == 2 and killed not in now and "embark_serve_workers 2.0" in client("GET", "/metrics")[1]
+        except (OSError, http.client.HTTPException):  # It was handed to the killed one.
+            return False
+
+    wait_until(is_replaced)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_place_that_is_wiped_and_exported_again_is_a_new_version(tmp_path, workers):
+    run, place = EditedRun(tmp_path, rows=4_000), tmp_path / "at"
+    first = export_run(run.save(), str(place))
+    expected = {first.identity[:12]: scores_of(str(place))}
+    with served_by_process(str(place), "--workers", str(workers), *POLL) as (process, client), Asking(client) as asking:
+        asking.wait()
+        shutil.rmtree(place)
+        second = export_run(run.save(), str(place))
+        expected[second.identity[:12]] = scores_of(str(place))
+        wait_until(lambda: asking.failures or asking.answers[-1][3] == second.identity[:12])
+        asking.wait()
+        assert asking.failures == []
+        if workers > 1:
+            replace_a_worker(process, client)
+        num = len(asking.answers)
+        asking.wait()
+        about, metrics = client("GET", "/v2/models/edited")[1], client("GET", "/metrics")[1]
+    assert (first.version, second.version) == (1, 1)
+    assert {(status, version) for status, version, *_ in asking.answers} == {(200, 1)}
+    assert all(scores == expected[identity] for _, _, scores, identity in asking.answers)
+    assert {identity for *_, identity in asking.answers[num + 4 :]} == {second.identity[:12]}
+    assert about["parameters"]["identity"] == second.identity[:12]
+    assert f'embark_serve_version_info{{identity="{second.identity[:12]}",version="1"}} 1.0' in metrics
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_switching_between_deltas_is_at_once_and_without_a_traceback(tmp_path, workers):
+    run, place = EditedRun(tmp_path, rows=4_000), str(tmp_path / "at")
+    for _ in range(3):
+        export_run(run.save(), place, delta=True)
+    expected = {version: scores_of(place, version) for version in (1, 2, 3)}
+    with served_by_process(place, "--workers", str(workers), *POLL) as (process, client), Asking(client) as asking:
+        for version in (2, 3, 2, 1, 3, 2, 3, 2):
+            rollback_model(place, version)
+            wait_until(lambda wanted=version: asking.failures or (
+                asking.answers and asking.answers[-1][1] == wanted))
+        process.send_signal(signal.SIGTERM)
+        shown = process.communicate(timeout=HANG_S)
+    assert [change["refused"] for change in map(json.loads, shown[0].splitlines())] == [""] * 8
+    assert shown[1] == b""
+    assert all(scores == expected[version] for _, version, scores, _ in asking.answers)
