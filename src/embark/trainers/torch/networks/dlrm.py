@@ -125,7 +125,7 @@ class PairwiseDots(nn.Module):
 def batch_products(vectors: Tensor) -> Tensor:
     """Return [batch, F, F] on a CPU.
 
-    Without MKL torch's product of batches takes 14 times as long as numpy's, which has the same bits.
+    Without MKL torch's product of batches takes 14 times as long as numpy's, which may sum in another order.
     """
     if torch.backends.mkl.is_available():
         return torch.bmm(vectors, vectors.transpose(1, 2))
