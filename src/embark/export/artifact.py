@@ -386,7 +386,7 @@ def _chain(uri: str, version: int | VersionId | None, identity: str, until: str,
         if version.chain:
             found = [number for number, one in enumerate(version.chain) if identity_of(one) == until]
             return versions, version.chain[found[0] if found else 0 :]
-        version, identity = version.version, version.identity
+        identity, version = version.identity, version.version
     if version is None:
         named = current(versions)
         version, identity = named.version, identity or named.identity

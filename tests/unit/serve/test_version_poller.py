@@ -231,7 +231,7 @@ def test_a_bad_version_is_refused_once_and_the_old_one_goes_on(runs, polled, kin
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_refused_version_is_in_metadata_and_metrics(runs, tmp_path, workers):
     uri = str(tmp_path / "models")
-    export_run(runs["first"], uri)
+    first = export_run(runs["first"], uri)
     changes = []
 
     def use(client):
@@ -249,8 +249,8 @@ def test_a_refused_version_is_in_metadata_and_metrics(runs, tmp_path, workers):
         uri, endpoint=HERE, poll_s=0.01, on_start=on_start, on_change=changes.append, workers=workers), use)
     assert "embark_serve_current_version NaN" in unread
     assert about["versions"] == ["1"]
-    assert about["parameters"] == {"run": runs["first"], "step": 3, "refused_version": 2,
-                                   "refused_because": changes[1].refused}
+    assert about["parameters"] == {"run": runs["first"], "step": 3, "identity": first.identity[:12],
+                                   "refused_version": 2, "refused_because": changes[1].refused}
     assert 'embark_serve_version_changes_total{result="refused"} 2.0' in metrics
     assert "embark_serve_version 1.0\n" in metrics
     assert "embark_serve_current_version 2.0\n" in metrics
