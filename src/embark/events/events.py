@@ -225,7 +225,7 @@ def parse_event(line: str | bytes) -> Event | None:
     """Parse a line; None for a line without an event: cut short, no JSON, or written by something else."""
     try:
         values: Any = json.loads(line)
-        if "\\ud" in (line if isinstance(line, str) else line.decode(errors="replace")):  # half a pair cannot be written
+        if "\\ud" in (line if isinstance(line, str) else line.decode(errors="replace")):  # half a pair has no UTF-8
             values = json.loads(json.dumps(values, ensure_ascii=False).encode("utf-8", "replace"))
         kind, time_s = values.pop("event"), float(values.pop("time_s"))
     except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
