@@ -115,6 +115,7 @@ def refit_mark(path: Path) -> None:
 
 
 SPEC = ("plan", "clicks.toml", "--here")
+TRAIN = ("train", "clicks.toml", "--set", "train.num_steps=6")
 LISTS: tuple[Command, ...] = (("runs", "list"), watch)
 OF_RUN: tuple[Command, ...] = (
     ("cost", "clicks"), ("report", "clicks"), ("diagnose", "clicks"), ("checkpoints", "clicks"),
@@ -123,7 +124,7 @@ OTHER_RUN: tuple[Command, ...] = (("cost", "other"), ("checkpoints", "other", "-
 CHECKPOINTS: tuple[Command, ...] = (
     ("checkpoints", "clicks"), ("checkpoints", "clicks", "--verify"), ("checkpoints", "clicks", "--diff", "4", "6"),
     ("checkpoints", "clicks", "--prune", "--dry-run"), ("export", "clicks", "--to", "exported"),
-    ("evaluate", "clicks"), ("train", "clicks.toml", "--set", "train.num_steps=6"))
+    ("evaluate", "clicks"), TRAIN)
 OLDER_CHECKPOINT: tuple[Command, ...] = (("export", "clicks", "--step", "4", "--to", "older"), *OTHER_RUN)
 STATUS: tuple[Command, ...] = (
     ("status",), ("status", "away"), ("logs", "away"), ("cancel", "away", "--yes"), ("cost", "away"))
@@ -171,10 +172,10 @@ CASES = [
     Case("stream files", "events/1.jsonl", "lines", (
         ("follow", "clicks.toml", *(word for one in STREAM for word in ("--set", one)), "--set", "name=again"),)),
     Case("lease", "runs/clicks/lease/*.json", "json", (
-        ("train", "clicks.toml", "--set", "train.num_steps=6"), ("runs", "list"), watch,
+        TRAIN, ("runs", "list"), watch,
         ("runs", "remove", "clicks", "--yes")), OTHER_RUN, named=("runs/clicks",)),
     Case("events", "runs/clicks/events.jsonl", "lines", (
-        *OF_RUN, ("train", "clicks.toml", "--set", "train.num_steps=6")), OTHER_RUN, named=("runs/clicks", "clicks")),
+        *OF_RUN, TRAIN), OTHER_RUN, named=("runs/clicks", "clicks")),
     Case("registry record", "share/embark/runs/away.*.json", "json", STATUS, (("status",), *NEAR), named=("away",)),
     *(Case("supervisor files", f"{LAUNCHED}/{name}.json", "json", STATUS, NEAR, named=("away",))
       for name in ("started", "state", "ended", "job")),
@@ -337,7 +338,7 @@ def test_a_damaged_file_is_refused_in_words_and_locally(name, here, template, ca
 
 @dataclass(frozen=True)
 class Found:
-    """A damage that a command once misread: bytes that are replaced, or, without any, a link to nothing."""
+    """A damage that a command once misread: bytes that are replaced, or, without any, a link instead of the file."""
 
     file: str
     before: bytes
@@ -356,10 +357,12 @@ FOUND = (
     Found("options.toml", rb'"ann"', b"[" * 9_000 + b"]" * 9_000, options),
     Found(f"{LAUNCHED}/submitted.json", rb": .*", b": NaN}", submission),
     Found("data/ids/word.ids.npy", rb"\),", b"(,", LATER, refit_id_map),
-    Found("model/current.json", b"", b"", ("rollback", "model", "1")),
+    Found("runs/clicks/events.jsonl", b"", b"events.jsonl", TRAIN),
+    Found(f"{LAUNCHED}/log", b"", b".", ("logs", "away")),
+    Found("model/current.json", b"", b"nothing", ("rollback", "model", "1")),
     Found("model/current.json", rb'"version":\d+', b'"version":4000000000', SCORE),
     Found("model/current.json", rb'"identity":"\w', b'"identity":"-', SCORE),
-    Found("model/numbers.json", b"", b"", ("export", "clicks", "--to", "model")),
+    Found("model/numbers.json", b"", b"nothing", ("export", "clicks", "--to", "model")),
 )
 
 
@@ -371,7 +374,7 @@ def test_a_form_that_was_misread_once_is_refused(found, here, capsys):
     if found.before:
         path.write_bytes(changed)
     else:
-        path.symlink_to("nothing")
+        path.symlink_to(found.after.decode())
     if found.refit:
         found.refit(path)
     trial = Trial(capsys)

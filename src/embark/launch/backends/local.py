@@ -87,7 +87,7 @@ class Local(LaunchBackend):
 
         def read() -> Iterator[LogLine]:
             nonlocal offset
-            if not path.exists():
+            if not path.is_file():
                 return
             with path.open("rb") as file:
                 file.seek(offset)
