@@ -185,7 +185,10 @@ def life_events(run_dir: RunDir) -> list[Event]:
     """Read when the run started and ended, and what changed."""
     if not run_dir.events.is_file():
         return []
-    return [event for event in read_events(run_dir.events) if event.kind in ("start", "end", "change")]
+    try:
+        return [event for event in read_events(run_dir.events) if event.kind in ("start", "end", "change")]
+    except OSError as error:
+        raise explain(error, "read", str(run_dir.events)) from None
 
 
 def last_finished_step(events: Sequence[Event]) -> int:
