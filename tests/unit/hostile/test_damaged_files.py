@@ -190,7 +190,7 @@ CASES = [
         score(3), ("rollback", "model", "--list"), ("publish", "clicks", "--to", "model")), (score(1), score(2)),
         refit_mark, OF_NEWEST) for name in ("weights", "id_maps")),
     Case("gate record", f"{OLD}/gate.json", "json", (*VERSION, ("publish", "clicks", "--to", "model")),
-         (*OTHER_VERSIONS, score(2))),
+         (*OTHER_VERSIONS, score(2)), named=("Version2",)),
     Case("current version", "model/current.json", "json", (
         SCORE, ("rollback", "model", "--list"),
         ("rollback", "model"), ("publish", "clicks", "--to", "model"), ("export", "clicks", "--to", "model"),
@@ -201,7 +201,7 @@ CASES = [
     Case("tuning study", "runs/clicks-tune/tune.json", "json", (("tune", "clicks.toml", "--trials", "1"), watch),
          OTHER_RUN, named=("clicks-tune",)),
     Case("tuning study", "runs/clicks-tune/optuna.journal", "lines", (("tune", "clicks.toml", "--trials", "1"),),
-         OTHER_RUN),
+         OTHER_RUN, named=("clicks-tune",)),
     Case("submission", f"{LAUNCHED}/submitted.json", "json", (submission,)),
     Case("stream options", "options.toml", "toml", (options,)),
     Case("calibration", "share/embark/calibration.toml", "toml", (SPEC, ("plan", "laptop", "--here"))),
