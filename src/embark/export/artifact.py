@@ -381,7 +381,7 @@ def fetch_version(
 def _chain(uri: str, version: int | VersionId | None, identity: str, until: str,
            ) -> tuple[CheckpointStore, Sequence[Checkpoint]]:
     """Return the versions at a URI, and the delta chain of the chosen one."""
-    versions = open_versions(uri)
+    versions, named_by = open_versions(uri), ""
     if isinstance(version, VersionId):
         if version.chain:
             found = [number for number, one in enumerate(version.chain) if identity_of(one) == until]
@@ -390,6 +390,7 @@ def _chain(uri: str, version: int | VersionId | None, identity: str, until: str,
     if version is None:
         named = current(versions)
         version, identity = named.version, identity or named.identity
+        named_by = f", which {CURRENT} names" if named.text is not None else ""
     chosen = versions.find(version)
     if chosen is None:
         if version in versions.unreadable():
@@ -397,11 +398,11 @@ def _chain(uri: str, version: int | VersionId | None, identity: str, until: str,
         committed = versions.committed()
         if not committed:
             raise no_versions(uri)
-        raise UserError(f"{uri}: has no version {version}",
+        raise UserError(f"{uri}: has no version {version}{named_by}",
                         fix="its versions: " + ", ".join(str(one.step) for one in committed))
     if identity not in ("", identity_of(chosen)):
-        raise DataError(f"{versions.where(version)} has other content than the wanted version: its identity is "
-                        f"{short_identity(identity_of(chosen))}, and not {short_identity(identity)}",
+        raise DataError(f"{versions.where(version)} has other content than the wanted version{named_by}: its identity "
+                        f"is {short_identity(identity_of(chosen))}, and not {short_identity(identity)}",
                         fix=f"`embark rollback {uri} {version}` serves what is there now")
     return versions, delta_chain(versions, chosen, until)
 

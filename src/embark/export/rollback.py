@@ -85,8 +85,9 @@ def _committed(uri: str) -> tuple[CheckpointStore, list[Checkpoint]]:
 def _described(one: Checkpoint, versions: CheckpointStore, *, is_current: bool) -> ExportedVersion:
     values = one.values
     verdict = read_gate(versions, one.step) if values.get(CANDIDATE) else None
+    step, metrics = str(values.get("step")), values.get("eval")  # a damaged mark has others
     return ExportedVersion(
         version=one.step, identity=identity_of(one), parent=values.get(PARENT), refused=(verdict or {}).get("why", ""),
-        run=values.get("run", ""), step=int(values["step"]) if "step" in values else None,
-        tables=values.get("tables", ""), auc=to_finite((values.get("eval") or {}).get("auc")),
+        run=values.get("run", ""), step=int(step) if step.isdecimal() and len(step) < 19 else None,
+        tables=values.get("tables", ""), auc=to_finite(metrics.get("auc")) if isinstance(metrics, dict) else None,
         num_bytes=one.num_bytes, time_s=to_finite(values.get("time_s")), is_current=is_current)

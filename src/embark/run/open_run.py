@@ -21,6 +21,7 @@ from embark.spec import RunSpec, TrainSpec
 from embark.store import RunDir, first_free_run, run_uri
 from embark.store.atomic_file import make_directory
 from embark.store.checkpoint_store import EARLY_STOPPING
+from embark.store.errors import explain
 from embark.store.lease import MAX_TTL_S, TTL_S, acquire, current_holder, process_mark
 from embark.store.run_dir import EVENTS
 
@@ -102,7 +103,10 @@ class RunOpener:
 
 def record_event(run_dir: RunDir, event: Event) -> None:
     """Append an event to a run that is not open, also in its remote store."""
-    log = EventLog(run_dir.events, check=run_dir.check_lease)
+    try:
+        log = EventLog(run_dir.events, check=run_dir.check_lease)
+    except OSError as error:
+        raise explain(error, "write", str(run_dir.events)) from None
     log.emit(event)
     log.close()
     if run_dir.is_remote:
@@ -181,7 +185,10 @@ def life_events(run_dir: RunDir) -> list[Event]:
     """Read when the run started and ended, and what changed."""
     if not run_dir.events.is_file():
         return []
-    return [event for event in read_events(run_dir.events) if event.kind in ("start", "end", "change")]
+    try:
+        return [event for event in read_events(run_dir.events) if event.kind in ("start", "end", "change")]
+    except OSError as error:
+        raise explain(error, "read", str(run_dir.events)) from None
 
 
 def last_finished_step(events: Sequence[Event]) -> int:
