@@ -16,7 +16,7 @@ from soak_comparison import Difference
 
 from embark.spec import to_toml
 
-BATCH, NUM_STEPS, LIMIT_S = 32, 40, 120.0
+BATCH, NUM_STEPS, LIMIT_S = 32, 40, 300.0
 Line = dict[str, object] | bytes
 MAX_ROWS = 60  # Of a file; a row comes each second, and the last ones come with the file after it.
 SHUFFLE_S, BOUND_S = 20.0, 150.0

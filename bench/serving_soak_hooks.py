@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 Patches = list[tuple[Any, str, Any]]
 
 PLANT = "EMBARK_SOAK_PLANT"
-HOLD_S = 60.0
+HOLD_S = 300.0
 
 
 def disturb(rank: int, plant: str = "", hold: str = "", die_after: str = "") -> None:
