@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 from embark.errors import DataError, EmbarkError, Fault
 from embark.store.errors import NotFound
@@ -46,7 +45,7 @@ class Transfer:
     def is_resuming(self) -> bool:
         """Whether an earlier run of this very copy was stopped."""
         state = self._state()
-        return state is not None and state["mark"] == self._mark
+        return state is not None and state[0] == self._mark
 
     def plan(self, last: Sequence[str] = ()) -> CopyPlan:
         """Find out which files are there already. One of the right size whose origin is not known is read and
@@ -99,14 +98,15 @@ class Transfer:
     def _doubted(self, same_size: set[str]) -> set[str]:
         """Return the files of the right size that an earlier run of this very copy may not have written."""
         state = self._state()
-        if state is None or state["mark"] != self._mark:
+        if state is None or state[0] != self._mark:
             return same_size
-        return same_size & state["doubted"]
+        return same_size & state[1]
 
-    def _state(self) -> dict[str, Any] | None:
+    def _state(self) -> tuple[str, set[str]] | None:
+        """Return the mark of an unfinished copy to the target and the files that it may not have written."""
         with suppress(NotFound, ValueError, KeyError, TypeError, RecursionError):
             state = json.loads(self.target.read(COPY_STATE))
-            return {"mark": state["mark"], "doubted": {str(path) for path in state["doubted"]}}
+            return str(state["mark"]), {str(path) for path in state["doubted"]}
         return None
 
     def _expected(self, item: CopyItem) -> str:
