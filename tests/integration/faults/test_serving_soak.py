@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 def soak(*options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, str(SOAK), "--seed", "1", "--stores", "folder", "--jobs", "2", *options],
+    return subprocess.run([sys.executable, str(SOAK), "--seed", "1", "--stores", "folder", *options],
                           capture_output=True, text=True, timeout=HANG_S)
 
 
@@ -27,15 +27,16 @@ def test_few_rounds_of_versions_kills_and_wipes_differ_in_nothing():
 
 
 def test_each_planted_defect_is_found_by_what_it_does():
-    found = soak("--rounds", "3", "--actions", "8", "--plant", "all")
+    found = soak("--rounds", "3", "--actions", "8", "--plant", "all", "--jobs", "1")
     assert found.returncode == 0, found.stdout + found.stderr
     for plant, words in {
-        "parent_by_number": "is current, and the server answers with version",
-        "reused_number": "in a place that was not wiped",
-        "trained_twice": "of the follower: loss and AUC",
-        "unchecked_switch": "is damaged, and answers",
-        "unseen_rollback": "after a rollback during a publish",
+        "parent_by_number": ("is current, and the server answers with", "are not those of"),
+        "reused_number": ("in a place that was not wiped",),
+        "trained_twice": ("of the follower",),
+        "unchecked_switch": ("is damaged, and answers",),
+        "unseen_rollback": ("after a rollback during a publish",),
     }.items():
-        before, _, after = found.stdout.partition(f"planted {plant}: found\n")
-        assert after or found.stdout.endswith(f"planted {plant}: found\n")
-        assert words in before.rpartition("planted ")[2], plant
+        before, is_found, _ = found.stdout.partition(f"planted {plant}: found\n")
+        assert is_found, found.stdout
+        told = before.rpartition("planted ")[2]
+        assert any(one in told for one in words), told
