@@ -6,18 +6,21 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-PLANTS = ("parent_by_number", "reused_number", "trained_twice", "unchecked_switch", "unseen_rollback")
+Patches = list[tuple[Any, str, Any]]
+
 PLANT = "EMBARK_SOAK_PLANT"
-HOLD_S = 60.0
+HOLD_S = 300.0
 
 
 def disturb(rank: int, plant: str = "", hold: str = "", die_after: str = "") -> None:
     """Plant a defect, if one is named; `hold` is a file at which a publisher with a verdict waits until it is gone;
     `die_after` is a function of the publisher behind whose first call it is killed."""
     if plant:
+        os.environ[PLANT] = plant  # for `planted/sitecustomize.py`, in processes that this one starts
         plant_defect(plant)
     if hold:
         hold_verdict(Path(hold))
@@ -49,34 +52,39 @@ def hold_verdict(mark: Path) -> None:
     publisher.judge = judge_and_wait
 
 
-def plant_defect(name: str) -> None:
-    """Plant a defect in this process, and by `planted/sitecustomize.py` in those that it starts."""
-    os.environ[PLANT] = name
-    {"parent_by_number": plant_parent_by_number, "reused_number": plant_reused_number,
-     "trained_twice": plant_trained_twice, "unchecked_switch": plant_unchecked_switch,
-     "unseen_rollback": plant_unseen_rollback}[name]()
+def plant_defect(name: str) -> Callable[[], None]:
+    """Plant a defect in this process; return what takes it out again."""
+    patches = PLANTS[name].patches()
+    before = [(owner, attribute, getattr(owner, attribute)) for owner, attribute, _ in patches]
+    for owner, attribute, planted in patches:
+        setattr(owner, attribute, planted)
+
+    def take_out() -> None:
+        for owner, attribute, original in before:
+            setattr(owner, attribute, original)
+
+    return take_out
 
 
-def plant_parent_by_number() -> None:
+def parent_by_number() -> Patches:
     """What a version is, its number says: a delta is written into the tables of whatever had its parent's number."""
-    from embark.export import artifact, delta, write_version
-    from embark.publish import publisher
+    from embark.export import artifact, delta, write_version  # noqa: F401
+    from embark.publish import publisher  # noqa: F401
 
     original = delta.identity_of
-    for module in (artifact, delta, write_version, publisher, *sys.modules.values()):
-        if getattr(module, "identity_of", None) is original:
-            module.identity_of = lambda committed: str(committed.step)  # type: ignore[attr-defined]
+    return [(module, "identity_of", lambda committed: str(committed.step)) for module in list(sys.modules.values())
+            if getattr(module, "identity_of", None) is original]
 
 
-def plant_reused_number() -> None:
+def reused_number() -> Patches:
     """The number of a version that was deleted is given to the next."""
     from embark.export import write_version
 
-    write_version._next_number = lambda versions: 1 + max(
-        (0, *(one.step for one in versions.committed()), *versions.unfinished(), *versions.unreadable()))
+    return [(write_version, "_next_number", lambda versions: 1 + max(
+        (0, *(one.step for one in versions.committed()), *versions.unfinished(), *versions.unreadable())))]
 
 
-def plant_trained_twice() -> None:
+def trained_twice() -> Patches:
     """A resumed follower reads from the last record on that it has trained, and not from the one behind it."""
     from embark.data.stream.files_reader import FilesReader
 
@@ -87,10 +95,10 @@ def plant_trained_twice() -> None:
                    for name, value in offsets.items()}
         return open_at(self, earlier)
 
-    FilesReader.open = open_before  # type: ignore[method-assign]
+    return [(FilesReader, "open", open_before)]
 
 
-def plant_unchecked_switch() -> None:
+def unchecked_switch() -> Patches:
     """A server switches to a version whose files it has not compared with their checksums."""
     from embark.export import artifact
     from embark.store import CheckpointStore
@@ -101,11 +109,10 @@ def plant_unchecked_switch() -> None:
         there = {entry.path for entry in self.store.list(committed.name)}
         return [one for one in damages(self, committed, *words) if one.partition(":")[0] not in there]
 
-    CheckpointStore.damages = absences  # type: ignore[method-assign]
-    artifact._check_tensors = lambda *_, **__: None
+    return [(CheckpointStore, "damages", absences), (artifact, "_check_tensors", lambda *_, **__: None)]
 
 
-def plant_unseen_rollback() -> None:
+def unseen_rollback() -> Patches:
     """A publisher makes its version current, whatever was made current since its verdict."""
     from embark.publish import publisher
 
@@ -114,4 +121,20 @@ def plant_unseen_rollback() -> None:
             publisher.set_current(versions, candidate.step, reason="publish")
         return record
 
-    publisher._settled = settled
+    return [(publisher, "_settled", settled)]
+
+
+class Plant(NamedTuple):
+    """A defect: what it replaces, and the actions that show it."""
+
+    patches: Callable[[], Patches]
+    actions: str
+
+
+PLANTS = {
+    "parent_by_number": Plant(parent_by_number, "wipe"),
+    "reused_number": Plant(reused_number, "reuse"),
+    "trained_twice": Plant(trained_twice, "kill_follower"),
+    "unchecked_switch": Plant(unchecked_switch, "damage_next"),
+    "unseen_rollback": Plant(unseen_rollback, "roll_back_while_judged"),
+}

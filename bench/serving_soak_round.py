@@ -39,6 +39,7 @@ class Counts:
     case: str = ""
     actions: Counter[str] = field(default_factory=Counter)
     kills: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)  # Spent on each kind of action.
     num_changes: int = 0
     num_wiped: int = 0
     num_rows: int = 0
@@ -50,8 +51,13 @@ class Counts:
     def add(self, other: Counts) -> None:
         self.actions += other.actions
         self.kills += other.kills
+        for name, spent_s in other.seconds.items():
+            self.spend(name, spent_s)
         for name in ("num_changes", "num_wiped", "num_rows", "num_failed", "num_lost"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def spend(self, name: str, spent_s: float) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + spent_s
 
 
 class Round:
@@ -73,35 +79,41 @@ class Round:
 
     def play(self, num_actions: int, only: list[str]) -> None:
         """Play so many actions, of those that are named if some are."""
+        began_s = time.monotonic()
         self.export(self.runs[0])
         self.server.start()
         weights: dict[Callable[[], None], int] = {
             self.export_some: 5, self.roll_back: 5, self.publish_one: 5, self.refused: 2, self.retain: 1,
-            self.kill_exporter: 3, self.kill_publisher: 3, self.kill_before_gate: 1, self.roll_back_while_judged: 2,
-            self.two_publishers: 1, self.train_anew: 1, self.wipe: 5, self.reuse: 4, self.kill_server: 2,
+            self.kill_exporter: 5, self.kill_publisher: 4, self.kill_before_gate: 1, self.roll_back_while_judged: 2,
+            self.two_publishers: 1, self.train_anew: 1, self.wipe: 5, self.reuse: 4, self.kill_server: 4,
             self.stop_server: 2, self.damage_current: 1, self.damage_next: 2, self.missing_link: 1}
         if self.server.workers > 1:
-            weights |= {self.kill_worker: 3, self.kill_server: 1, self.stop_server: 1}
-        if self.rng.random() < 0.35 or "kill_follower" in only:
+            weights |= {self.kill_worker: 7, self.kill_server: 2, self.stop_server: 1}
+        if self.rng.random() < 0.4 or "kill_follower" in only:
             self.follower = Follower(self.zygote, self.folder, self.rng, self.plant)
-            weights |= {self.kill_follower: 6, self.publish_follower: 3}
+            weights |= {self.kill_follower: 8, self.publish_follower: 3}
         weights = {action: weight for action, weight in weights.items() if not only or action.__name__ in only}
         with self.clients.running():
             self.settle()
+            self.counts.spend("start", time.monotonic() - began_s)
             for action in self.rng.choices([*weights], [*weights.values()], k=num_actions):
                 if self.stopping.is_set():
                     raise Stopped
                 name = action.__name__.replace("_", " ")
                 self.counts.log.append(name)
+                began_s = time.monotonic()
                 action()
                 self.counts.actions[name] += 1
                 self.server.check()
                 if self.rng.random() < 0.6:
                     self.settle()
+                self.counts.spend(name, time.monotonic() - began_s)
             self.settle()
             if self.follower:
+                began_s = time.monotonic()
                 self.follower.finish()
                 self.compare()
+                self.counts.spend("finish", time.monotonic() - began_s)
 
     # What must hold.
 
@@ -114,12 +126,17 @@ class Round:
                 if self.is_of(answer, held):
                     break
                 last = f"version {answer.version}, which is {self.scores.matching(0, answer.scores)}"
+                if answer.version == held.number and held.identity.startswith(answer.identity):
+                    raise Difference(f"version {held.number} ({self.scores.about(held.key)}) is current, and the "
+                                     f"server answers with {last}:\n{self.server.tail()}")
             except (OSError, http.client.HTTPException) as error:
                 last = repr(error)
             if time.monotonic() > until:
                 raise Difference(f"version {held.number} ({self.scores.about(held.key)}) is current for {LIMIT_S:.0f} "
                                  f"s, and the server answers with {last}:\n{self.server.tail()}")
             self.server.check()
+            if self.stopping.is_set():
+                raise Stopped
             time.sleep(self.server.poll_s / 2)
         answers = self.server.ask_all()
         for answer in answers:
@@ -412,13 +429,13 @@ class Round:
         """A version that is damaged before the server has seen it is refused."""
         self.settle()
         before, run = self.place.look(), self.a_run()
-        key = run.save_next()
+        run.save_next()
         result = self.publish(run.uri, STRICT)  # a candidate that is not current
         if not result.refused:
             return
         self.place.look()
         self.place.damage(self.tensor_file(result.version), self.change())
-        self.refuses(result.version, key, before)
+        self.refuses(result.version, before)
 
     def missing_link(self) -> None:
         """A delta whose parent is gone is refused."""
@@ -427,7 +444,7 @@ class Round:
         middle = self.place.look()
         self.export(run, delta=True)
         before = self.place.look()
-        key = run.save_next()
+        run.save_next()
         result = self.publish(run.uri, STRICT)
         if not result.refused or result.parent != before.number:
             return
@@ -435,16 +452,14 @@ class Round:
         self.settle()
         self.place.remove(f"version-{before.number:09d}")
         self.counts.num_wiped += 1
-        self.refuses(result.version, key, middle)
+        self.refuses(result.version, middle)
 
-    def refuses(self, number: int, key: str, before: Held) -> None:
+    def refuses(self, number: int, before: Held) -> None:
         """The server keeps answering with what it has, and says that the current version is refused."""
         rollback(self.place.uri, number)
         until = time.monotonic() + LIMIT_S
         while self.server.refused_version() != number:
-            answer = self.server.must_answer()
-            if answer.version == number:
-                self.compare_one(answer)
+            if self.server.must_answer().version == number:
                 raise Difference(f"version {number} is damaged, and answers")
             if time.monotonic() > until:
                 raise Difference(f"version {number} is damaged, and the server does not say so:\n{self.server.tail()}")
@@ -485,6 +500,7 @@ class Round:
 
     def end(self) -> None:
         """Leave no process behind."""
+        self.counts.num_changes = self.place.num_changes
         if self.follower:
             self.follower.end()
         for pid in [*self.pids, *([self.server.pid] if self.server.pid else [])]:

@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from embark.errors import DataError, UserError
-from embark.export.artifact import CANDIDATE, current_version, no_versions, open_versions, read_gate, set_current
+from embark.export.artifact import (
+    CANDIDATE,
+    current_version,
+    delta_chain,
+    no_versions,
+    open_versions,
+    read_gate,
+    set_current,
+)
 from embark.export.delta import PARENT, identity_of
 from embark.formatting import to_finite
 from embark.store import Checkpoint, CheckpointStore
@@ -70,6 +78,7 @@ def rollback(uri: str, version: int | None = None) -> Rollback:
     if chosen not in numbers:
         raise UserError(f"{uri}: has no version {version}" if version is not None else
                         f"{uri}: has no version before {previous}, which is current", fix=every)
+    delta_chain(versions, committed[numbers.index(chosen)])  # raises if a version that it needs is gone
     now = set_current(versions, chosen, reason="rollback")
     return Rollback(uri, chosen, now.identity, now.previous or previous)
 

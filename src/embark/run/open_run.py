@@ -22,7 +22,7 @@ from embark.store import RunDir, first_free_run, run_uri
 from embark.store.atomic_file import make_directory
 from embark.store.checkpoint_store import EARLY_STOPPING
 from embark.store.errors import explain
-from embark.store.lease import MAX_TTL_S, TTL_S, acquire, current_holder, process_mark
+from embark.store.lease import FOLDER, MAX_TTL_S, TTL_S, acquire, current_holder, process_mark
 from embark.store.run_dir import EVENTS
 
 TTL = "EMBARK_LEASE_S"  # Seconds to wait for a process on another machine that gives no sign of life.
@@ -56,6 +56,7 @@ class RunOpener:
                 if file.is_dir():
                     raise UserError(f"{file} is a directory", fix="move it away; the run writes a file of this name")
             run_dir.fetch()
+            is_first = run_dir.attempt == 1 and not run_dir.events.exists()
             previous = run_dir.lease.previous if run_dir.lease else None
             record_event(run_dir, Event("begin", {
                 "name": spec.name, "run_dir": run_dir.uri, "attempt": run_dir.attempt, "age_s": PROCESS.uncounted_s(),
@@ -63,7 +64,7 @@ class RunOpener:
                 "usd_per_hour": usd_per_hour(), "budget_usd": spec.place.budget_usd, "is_spot": spec.place.spot,
                 **({"previous_began_s": previous.since_s, "previous_ended_s": previous.ended_s} if previous else {})}))
             num_bytes = run_dir.events.stat().st_size
-            self.at_end.push(lambda _, error, __: self._record_end(run_dir, num_bytes, error))
+            self.at_end.push(lambda _, error, __: self._record_end(run_dir, num_bytes, error, is_first=is_first))
             if not last_finished_step(life_events(run_dir)):
                 refuse_over_budget(spec, run_dir)
         except EmbarkError as error:
@@ -71,10 +72,14 @@ class RunOpener:
             if os.environ.get("WORLD_SIZE", "1") == "1":
                 raise
 
-    def _record_end(self, run_dir: RunDir, num_bytes: int, error: BaseException | None) -> None:
-        """Record why a start ended that has logged nothing since it began."""
+    def _record_end(self, run_dir: RunDir, num_bytes: int, error: BaseException | None, *, is_first: bool) -> None:
+        """Record why a start ended that has logged nothing since it began. Where it was the first one, was refused, and
+        has no price, nothing is left of it."""
         with suppress(EmbarkError, OSError):
             if error is None or run_dir.events.stat().st_size != num_bytes:
+                return
+            if is_first and isinstance(error, UserError) and usd_per_hour() is None:
+                _remove_begun(run_dir)
                 return
             event = Event("error", {"text": str(error)})
             if isinstance(error, KeyboardInterrupt | Interrupted | Preempted | OverBudget):
@@ -99,6 +104,18 @@ class RunOpener:
                     self.at_end.callback(lease.release)
                     return replace(run_dir, lease=lease, attempt=lease.token, is_fresh=fresh)
                 lease.release()
+
+
+def _remove_begun(run_dir: RunDir) -> None:
+    """Remove what `RunOpener.begin` has written. Whoever waits for the lease takes it when its file is gone."""
+    assert run_dir.lease is not None
+    run_dir.check_lease()
+    run_dir.events.unlink()
+    run_dir.store.delete(EVENTS)
+    run_dir.lease.withdraw()
+    for folder in (run_dir.path / FOLDER, run_dir.path):
+        with suppress(FileNotFoundError):
+            folder.rmdir()
 
 
 def record_event(run_dir: RunDir, event: Event) -> None:

@@ -178,6 +178,13 @@ class Lease:
                 self._check()
                 self._write(replace(self._holder, is_released=True))
 
+    def withdraw(self) -> None:
+        """Remove the lease, as if it had never been taken."""
+        self._is_over.set()
+        with self._lock:
+            self._check()
+            self._store.delete(_path(self.token))
+
     def _check(self) -> None:
         if self._lost is not None:
             raise self._lost

@@ -271,6 +271,19 @@ def test_an_unreachable_store_is_reported_and_polled_again(runs, polled, monkeyp
     assert "has no exported model" in polled.changes[-1].refused
 
 
+def test_a_server_stays_at_its_version_while_current_json_is_gone(runs, polled):
+    """Whoever removes a folder may remove this file first: versions that were current before do not answer again."""
+    export_run(runs["second"], polled.uri)
+    rollback(polled.uri)
+    assert polled.poll() == 1
+    (Path(polled.uri) / "current.json").unlink()
+    assert [polled.poll(), polled.poll()] == [1, 1]
+    assert polled.model.current is None
+    assert [change.refused for change in polled.changes] == [f"{polled.uri}/current.json is gone"]
+    rollback(polled.uri, 2)
+    assert polled.poll() == 2
+
+
 def test_a_version_that_gives_recorded_rows_no_finite_score_is_refused(runs, polled):
     export_run(runs["second"], polled.uri)
     polled.poll()
