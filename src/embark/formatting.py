@@ -5,6 +5,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
 from functools import lru_cache
 from typing import Any
 from urllib.parse import quote
@@ -33,6 +34,14 @@ def to_finite(value: Any) -> float | None:
     """Return a value as a float that can be drawn or counted with, else `None`."""
     read = to_float(value)
     return read if read is not None and math.isfinite(read) else None
+
+
+def format_time(time_s: float | None) -> str:
+    """Format a Unix time in the local time zone. A file may hold one that no calendar has."""
+    try:
+        return datetime.fromtimestamp(time_s).strftime("%Y-%m-%d %H:%M:%S") if time_s else MISSING
+    except (OverflowError, ValueError, OSError):
+        return MISSING
 
 
 def format_count(value: Any) -> str:

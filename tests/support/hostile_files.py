@@ -307,6 +307,7 @@ def restore(here: Path, made: Path) -> None:
         if entry.is_dir():
             restore(here / name, made / name)
         elif not (here / name).exists() or _mark(here / name) != _mark(made / name):
+            (here / name).unlink(missing_ok=True)  # one without permission cannot be written into
             shutil.copy2(entry.path, here / name)
 
 

@@ -2,14 +2,13 @@
 
 import time
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from embark.cli.console import Console, Flag
 from embark.errors import ExitCode, UserError
-from embark.formatting import MISSING, format_bytes, format_float, pluralize
+from embark.formatting import format_bytes, format_float, format_time, pluralize
 from embark.store import RunDir, checkpoint_inspect, find_run
 from embark.store.checkpoint_diff import Change, CheckpointDiff, TensorChange, diff_checkpoints
 from embark.store.checkpoint_inspect import CheckpointInfo, CheckpointList, PruneResult, list_checkpoints
@@ -107,7 +106,7 @@ def _row(one: CheckpointInfo) -> dict[str, object]:
     metric = format_float(one.metric) if one.metric is not None else ""
     if metric and one.metric_step not in (None, one.step):
         metric += f" (step {one.metric_step})"
-    when = datetime.fromtimestamp(one.time_s).strftime("%Y-%m-%d %H:%M:%S") if one.time_s else MISSING
+    when = format_time(one.time_s)
     kept = (", ".join(one.kept) or "no rule") if one.state == "committed" else one.state.upper()
     return {"step": one.step, "when": when, "size": format_bytes(one.size_bytes), "ranks": one.num_ranks,
             "metric": metric, "kept": kept}

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from embark.cli.console import Console, Flag, Settings
 from embark.errors import EmbarkError, ExitCode, UserError
-from embark.formatting import MISSING, format_bytes, format_float
+from embark.formatting import MISSING, format_bytes, format_float, format_time
 
 if TYPE_CHECKING:
     from embark.export.rollback import ExportedVersion, Rollback, VersionList
@@ -154,7 +153,7 @@ def _render_list(console: Console, listed: VersionList) -> None:
 def _row(one: ExportedVersion) -> dict[str, object]:
     from embark.export.artifact import short_identity
 
-    when = datetime.fromtimestamp(one.time_s).strftime("%Y-%m-%d %H:%M:%S") if one.time_s else MISSING
+    when = format_time(one.time_s)
     return {"version": one.version, "current": "yes" if one.is_current else "", "when": when, "run": one.run,
             "step": one.step, "tables": one.tables, "parent": one.parent or "",
             "auc": MISSING if one.auc is None else format_float(one.auc),

@@ -3,7 +3,7 @@
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,9 +87,12 @@ def watch_terminal(
 
 
 def views_of(runs: Runs) -> list[View]:
-    now_s = time.time()
-    return [View(to_one_line(run.name), run.record, run.status(now_s), run.spent(now_s), run.share_read == 1.0)
-            for run in runs.all()]
+    now_s, views = time.time(), []
+    for run in runs.all():
+        with run.lock:
+            views.append(View(to_one_line(run.name), run.record, run.status(now_s), run.spent(now_s),
+                              run.share_read == 1.0))
+    return views
 
 
 def _are_finished(runs: Runs) -> bool:
@@ -104,7 +107,10 @@ class _Screen:
     runs: Runs
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Encoded(screen(views_of(self.runs), console.width, console.height, ascii_only=options.ascii_only))
+        with ExitStack() as at_end:
+            for run in self.runs.all():
+                at_end.enter_context(run.lock)  # no thread adds events to what is drawn
+            yield Encoded(screen(views_of(self.runs), console.width, console.height, ascii_only=options.ascii_only))
 
 
 def screen(views: Sequence[View], width: int, height: int, *, ascii_only: bool = False) -> RenderableType:

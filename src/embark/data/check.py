@@ -77,7 +77,11 @@ def _check_parts(
         if directory is None:
             data = np.frombuffer(store.read(part.file), np.uint8)
         else:
-            data = np.memmap(directory / part.file, np.uint8, "r") if size_bytes else np.zeros(0, np.uint8)
+            try:
+                data = np.memmap(directory / part.file, np.uint8, "r") if size_bytes else np.zeros(0, np.uint8)
+            except OSError as error:
+                problems.append(Problem(part.file, f"cannot be read: {error.strerror or error}"))
+                return
         problems.extend(_check_part(manifest, part, data, progress.advance))
 
     # Hashing and numpy's reductions let other threads run; of a store, only a few parts are in memory at a time.

@@ -21,6 +21,7 @@ becomes another key, as it would with another hash.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -29,7 +30,7 @@ import re
 import shutil
 import time
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -69,6 +70,7 @@ from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
 from embark.spec.model import ModelSpec
 from embark.spec.user_code import file_of
 from embark.store import Checkpoint, CheckpointStore, FileChecksum, checkpoint_name, open_store
+from embark.store.atomic_file import NO_LOCKS, make_directory
 from embark.store.checkpoint_store import COMMIT_FILE
 from embark.store.errors import NotFound
 from embark.store.run_dir import SPEC
@@ -374,6 +376,8 @@ def fetch_version(
     """
     versions, chain = _chain(uri, version, identity, have)
     for one in chain[1:] if identity_of(chain[0]) == have and len(chain) > 1 else chain:
+        with suppress(OSError):  # the disk is full or read-only, or has no locks
+            _hold(_copy_folder(versions, one).parent)
         _fetch(versions, one)
     return VersionId(chain[-1].step, identity_of(chain[-1]), tuple(chain))
 
@@ -381,7 +385,7 @@ def fetch_version(
 def _chain(uri: str, version: int | VersionId | None, identity: str, until: str,
            ) -> tuple[CheckpointStore, Sequence[Checkpoint]]:
     """Return the versions at a URI, and the delta chain of the chosen one."""
-    versions = open_versions(uri)
+    versions, named_by = open_versions(uri), ""
     if isinstance(version, VersionId):
         if version.chain:
             found = [number for number, one in enumerate(version.chain) if identity_of(one) == until]
@@ -390,6 +394,7 @@ def _chain(uri: str, version: int | VersionId | None, identity: str, until: str,
     if version is None:
         named = current(versions)
         version, identity = named.version, identity or named.identity
+        named_by = f", which {CURRENT} names" if named.text is not None else ""
     chosen = versions.find(version)
     if chosen is None:
         if version in versions.unreadable():
@@ -397,11 +402,11 @@ def _chain(uri: str, version: int | VersionId | None, identity: str, until: str,
         committed = versions.committed()
         if not committed:
             raise no_versions(uri)
-        raise UserError(f"{uri}: has no version {version}",
+        raise UserError(f"{uri}: has no version {version}{named_by}",
                         fix="its versions: " + ", ".join(str(one.step) for one in committed))
     if identity not in ("", identity_of(chosen)):
-        raise DataError(f"{versions.where(version)} has other content than the wanted version: its identity is "
-                        f"{short_identity(identity_of(chosen))}, and not {short_identity(identity)}",
+        raise DataError(f"{versions.where(version)} has other content than the wanted version{named_by}: its identity "
+                        f"is {short_identity(identity_of(chosen))}, and not {short_identity(identity)}",
                         fix=f"`embark rollback {uri} {version}` serves what is there now")
     return versions, delta_chain(versions, chosen, until)
 
@@ -573,7 +578,7 @@ def _fetch(versions: CheckpointStore, chosen: Checkpoint) -> Path:
     except EmbarkError as error:
         if own is None:
             raise
-        shutil.rmtree(folder.parent, ignore_errors=True)
+        _remove_copy(folder.parent)
         _log.warning("%s is served from there, where nothing may change it: it cannot be copied to %s (EMBARK_CACHE): "
                      "%s", own, folder, error.what)
         _check(versions, versions, chosen, list(chosen.files))
@@ -588,10 +593,40 @@ def _check(versions: CheckpointStore, here: CheckpointStore, chosen: Checkpoint,
 
 
 def remove_fetched(versions: CheckpointStore, keep: Collection[Path]) -> None:
-    """Delete the copies of versions, except for these folders."""
+    """Delete the copies of versions, except for these folders and those that another server holds."""
     for folder in _fetched(versions).glob("*/*"):
         if folder not in keep:
-            shutil.rmtree(folder.parent, ignore_errors=True)
+            _remove_copy(folder.parent)
+
+
+_held: dict[Path, int] = {}  # Descriptors of folders of copies; their locks are gone with this process.
+
+
+def _hold(folder: Path) -> None:
+    """Keep other servers of this machine from deleting a folder of copies."""
+    while True:
+        make_directory(folder)
+        if folder in _held:
+            if os.fstat(_held[folder]).st_ino == folder.stat().st_ino:
+                return
+            os.close(_held.pop(folder))  # the folder was deleted, maybe while this process waited for the lock
+        _held[folder] = os.open(folder, os.O_RDONLY)
+        fcntl.flock(_held[folder], fcntl.LOCK_SH)
+
+
+def _remove_copy(folder: Path) -> None:
+    """Delete a folder of copies, unless another server holds it."""
+    if folder in _held:
+        os.close(_held.pop(folder))
+    with suppress(OSError), ExitStack() as at_end:
+        descriptor = os.open(folder, os.O_RDONLY)
+        at_end.callback(os.close, descriptor)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+        shutil.rmtree(folder)
 
 
 def _fetched(versions: CheckpointStore) -> Path:

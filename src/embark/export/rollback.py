@@ -5,7 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from embark.errors import DataError, UserError
-from embark.export.artifact import CANDIDATE, current_version, no_versions, open_versions, read_gate, set_current
+from embark.export.artifact import (
+    CANDIDATE,
+    current_version,
+    delta_chain,
+    no_versions,
+    open_versions,
+    read_gate,
+    set_current,
+)
 from embark.export.delta import PARENT, identity_of
 from embark.formatting import to_finite
 from embark.store import Checkpoint, CheckpointStore
@@ -70,6 +78,7 @@ def rollback(uri: str, version: int | None = None) -> Rollback:
     if chosen not in numbers:
         raise UserError(f"{uri}: has no version {version}" if version is not None else
                         f"{uri}: has no version before {previous}, which is current", fix=every)
+    delta_chain(versions, committed[numbers.index(chosen)])  # raises if a version that it needs is gone
     now = set_current(versions, chosen, reason="rollback")
     return Rollback(uri, chosen, now.identity, now.previous or previous)
 
@@ -85,8 +94,9 @@ def _committed(uri: str) -> tuple[CheckpointStore, list[Checkpoint]]:
 def _described(one: Checkpoint, versions: CheckpointStore, *, is_current: bool) -> ExportedVersion:
     values = one.values
     verdict = read_gate(versions, one.step) if values.get(CANDIDATE) else None
+    step, metrics = str(values.get("step")), values.get("eval")  # a damaged mark has others
     return ExportedVersion(
         version=one.step, identity=identity_of(one), parent=values.get(PARENT), refused=(verdict or {}).get("why", ""),
-        run=values.get("run", ""), step=int(values["step"]) if "step" in values else None,
-        tables=values.get("tables", ""), auc=to_finite((values.get("eval") or {}).get("auc")),
+        run=values.get("run", ""), step=int(step) if step.isdecimal() and len(step) < 19 else None,
+        tables=values.get("tables", ""), auc=to_finite(metrics.get("auc")) if isinstance(metrics, dict) else None,
         num_bytes=one.num_bytes, time_s=to_finite(values.get("time_s")), is_current=is_current)

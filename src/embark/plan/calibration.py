@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import tomli_w
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from embark.catalog import Gpu, load_catalog
 from embark.catalog.load import user_data_dir
@@ -23,49 +23,54 @@ from embark.errors import UserError
 
 SHIPPED = Path(__file__).parent / "calibration.toml"
 CPU = "cpu"
+PRECISIONS = ("fp32", "tf32", "bf16")
 PYTHON_SHARE = 0.6  # The share of the host's time for a step that goes with Python's pace (bench/RESULTS.md).
+# Limits that no device reaches, by which the numbers of a damaged file are refused.
+Rate = Annotated[float, Field(ge=1, le=1e18)]
+Size = Annotated[float, Field(ge=0, le=1e12)]
+Amount = Annotated[float, Field(ge=0, le=1e6)]  # Seconds, operations or a factor.
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
     """The rates at which a device moves and computes, in units per second."""
 
-    copy_bytes: float  # Bytes copied within its memory; reading and writing both count.
-    matmul_flops: dict[str, float]  # Rate of a large matrix product, by precision: `fp32`, `tf32`, `bf16`.
-    upload_bytes: float  # Rate from pinned host memory to the device; on a CPU, the same as `copy_bytes`.
-    synthetic_values: float = 0.0
+    copy_bytes: Rate  # Bytes copied within its memory; reading and writing both count.
+    matmul_flops: dict[str, Rate]  # Rate of a large matrix product, by precision: `fp32`, `tf32`, `bf16`.
+    upload_bytes: Rate  # Rate from pinned host memory to the device; on a CPU, the same as `copy_bytes`.
+    synthetic_values: Size = 0.0
     """Labels, features and ids of synthetic samples that a rank's loader draws; 0: not measured."""
-    op_s: float = 0.0  # Seconds of a small operation; measured on CPUs alone.
-    python_s: float = 0.0  # Seconds in which the host of a GPU compiles a fixed text; 0: not measured.
+    op_s: Amount = 0.0  # Seconds of a small operation; measured on CPUs alone.
+    python_s: Amount = 0.0  # Seconds in which the host of a GPU compiles a fixed text; 0: not measured.
 
 
 @dataclass(frozen=True, slots=True)
 class EngineFit:
     """The time that an engine needs beyond the least time for its bytes and arithmetic, fitted to measured steps."""
 
-    host_s: float  # Host time of a step of any size; no step is shorter.
-    host_layer_s: float  # Host time for each dense layer.
-    host_group_s: float  # Host time for each group of tables with one pooling, which FBGEMM looks up together.
-    host_wait: float  # Share of the device's time for which the host waits before it can go on.
-    start_s: float  # Device time of a step of any size.
-    layer_s: float  # Device time for each dense layer; layers after the lookup start while ids are sorted.
-    group_s: float  # Device time for each group of tables with one width and one pooling.
-    sort_s: float  # Device time for each group with too many or too uneven ids to be sorted table by table.
-    large_sort_s: float  # Additional time for each group with more ids than torch sorts in a few launches.
-    cross_s: float  # Device time of a step if the network has cross layers.
-    skewed_s: float  # Device time of a step if many ids refer to the same few rows.
-    mean_s: float  # Device time for each feature that averages several rows.
-    layer_sample_s: float  # Device time for each sample in each dense layer.
+    host_s: Amount  # Host time of a step of any size; no step is shorter.
+    host_layer_s: Amount  # Host time for each dense layer.
+    host_group_s: Amount  # Host time for each group of tables with one pooling, which FBGEMM looks up together.
+    host_wait: Amount  # Share of the device's time for which the host waits before it can go on.
+    start_s: Amount  # Device time of a step of any size.
+    layer_s: Amount  # Device time for each dense layer; layers after the lookup start while ids are sorted.
+    group_s: Amount  # Device time for each group of tables with one width and one pooling.
+    sort_s: Amount  # Device time for each group with too many or too uneven ids to be sorted table by table.
+    large_sort_s: Amount  # Additional time for each group with more ids than torch sorts in a few launches.
+    cross_s: Amount  # Device time of a step if the network has cross layers.
+    skewed_s: Amount  # Device time of a step if many ids refer to the same few rows.
+    mean_s: Amount  # Device time for each feature that averages several rows.
+    layer_sample_s: Amount  # Device time for each sample in each dense layer.
     # The following fields are factors: measured time over the least time that the device needs for this work.
-    sort: float  # Grouping equal ids.
-    lookup: float  # Reading the rows of all ids.
-    update: float  # Reading and writing each touched row.
-    state: float  # Reading and writing the optimizer state of each touched row.
-    matmul: float  # The arithmetic of each layer, or moving its values and weights if that takes longer.
-    weights: float  # Reading and writing each dense weight, its gradient and its optimizer state.
-    activations: float  # Moving the values of the layers.
-    interaction: float  # Moving the vectors of DLRM's dot products.
-    crossing: float  # Moving the values of DCNv2's cross layers.
+    sort: Amount  # Grouping equal ids.
+    lookup: Amount  # Reading the rows of all ids.
+    update: Amount  # Reading and writing each touched row.
+    state: Amount  # Reading and writing the optimizer state of each touched row.
+    matmul: Amount  # The arithmetic of each layer, or moving its values and weights if that takes longer.
+    weights: Amount  # Reading and writing each dense weight, its gradient and its optimizer state.
+    activations: Amount  # Moving the values of the layers.
+    interaction: Amount  # Moving the vectors of DLRM's dot products.
+    crossing: Amount  # Moving the values of DCNv2's cross layers.
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,23 +79,23 @@ class CpuFit:
     steps. Operations of a step run one after another."""
 
     # The following fields count small operations, each of which takes `Rates.op_s`.
-    start: float  # Operations of a step of any size.
-    layer: float  # Operations for each dense layer.
-    table: float  # Operations for each table.
-    group: float  # Operations for each group of tables with one pooling and one width, which are looked up together.
-    pooling: float  # Operations for each kind of pooling.
-    id: float  # Operations for each id: it is sorted, its row is read and its gradient is added.
-    ragged_id: float  # Additional operations for each id of a feature with several ids.
-    dot_sample: float  # Operations for each sample of a model with dot products.
+    start: Amount  # Operations of a step of any size.
+    layer: Amount  # Operations for each dense layer.
+    table: Amount  # Operations for each table.
+    group: Amount  # Operations for each group of tables with one pooling and one width, which are looked up together.
+    pooling: Amount  # Operations for each kind of pooling.
+    id: Amount  # Operations for each id: it is sorted, its row is read and its gradient is added.
+    ragged_id: Amount  # Additional operations for each id of a feature with several ids.
+    dot_sample: Amount  # Operations for each sample of a model with dot products.
     # The following fields are factors: measured time over the least time that the CPU needs for this work.
-    update: float  # Copying each touched row there and back.
-    state: float  # Copying the optimizer state of each touched row there and back.
-    pooled: float  # Copying the pooled vectors once.
-    matmul: float  # The arithmetic of the layers.
-    values: float  # Copying the values of the layers once.
-    weights: float  # Reading and writing each dense weight, its gradient and its optimizer state.
-    dots: float  # The arithmetic of the dot products.
-    crossing: float  # Copying the values of DCNv2's cross layers once.
+    update: Amount  # Copying each touched row there and back.
+    state: Amount  # Copying the optimizer state of each touched row there and back.
+    pooled: Amount  # Copying the pooled vectors once.
+    matmul: Amount  # The arithmetic of the layers.
+    values: Amount  # Copying the values of the layers once.
+    weights: Amount  # Reading and writing each dense weight, its gradient and its optimizer state.
+    dots: Amount  # The arithmetic of the dot products.
+    crossing: Amount  # Copying the values of DCNv2's cross layers once.
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,20 +103,20 @@ class IdMapFit:
     """The time that dynamic tables add to a step, measured against the same step with static ones
     (bench/dynamic_tables.py)."""
 
-    start_s: float  # Seconds added to a step of any batch size.
-    lookup: float  # Factor: measured time over the least time for hashing all ids and reading their buckets.
+    start_s: Amount  # Seconds added to a step of any batch size.
+    lookup: Amount  # Amount: measured time over the least time for hashing all ids and reading their buckets.
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryFit:
     """The memory that a process holds beyond the counted bytes, as measured."""
 
-    context_bytes: float  # CUDA's context, kernels and libraries; on a CPU, the interpreter and its libraries.
-    workspace_bytes: float  # Working memory of the matrix libraries.
-    pooled: float  # Peak bytes for each counted byte of the pooled vectors.
-    layers: float  # Peak bytes for each counted byte of the layers' outputs.
-    ids: float  # Peak bytes for each counted byte of the ids and their positions.
-    gaps: float  # Bytes that the allocator cannot reuse, for each byte of the largest temporary tensor.
+    context_bytes: Size  # CUDA's context, kernels and libraries; on a CPU, the interpreter and its libraries.
+    workspace_bytes: Size  # Working memory of the matrix libraries.
+    pooled: Amount  # Peak bytes for each counted byte of the pooled vectors.
+    layers: Amount  # Peak bytes for each counted byte of the layers' outputs.
+    ids: Amount  # Peak bytes for each counted byte of the ids and their positions.
+    gaps: Amount  # Bytes that the allocator cannot reuse, for each byte of the largest temporary tensor.
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +164,15 @@ def _shipped() -> dict[str, Calibration]:
 def read_calibrations(path: Path) -> dict[str, Calibration]:
     try:
         tables = tomllib.loads(path.read_text())
-        return {name: TypeAdapter(Calibration).validate_python({
+        found = {name: TypeAdapter(Calibration).validate_python({
             **table, "device": name, "basis": f"measured on {table['title']}, {table['date']}"})
             for name, table in tables.items()}
+        for name, one in found.items():
+            needs = {"pipeline"} if name.startswith(CPU) else {"host", *one.engines}
+            absent = sorted({*PRECISIONS} - {*one.rates.matmul_flops} | needs - {*one.memory})
+            if absent:
+                raise ValueError(f"{name} has no {', '.join(absent)} in rates.matmul_flops or memory")
+        return found
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         fix = "remove it; embark bench --calibrate makes another"
         raise UserError(f"{path}: not a calibration: {error}", fix=fix) from error

@@ -21,7 +21,8 @@ from embark.spec import RunSpec, TrainSpec
 from embark.store import RunDir, first_free_run, run_uri
 from embark.store.atomic_file import make_directory
 from embark.store.checkpoint_store import EARLY_STOPPING
-from embark.store.lease import MAX_TTL_S, TTL_S, acquire, current_holder, process_mark
+from embark.store.errors import explain
+from embark.store.lease import FOLDER, MAX_TTL_S, TTL_S, acquire, current_holder, process_mark
 from embark.store.run_dir import EVENTS
 
 TTL = "EMBARK_LEASE_S"  # Seconds to wait for a process on another machine that gives no sign of life.
@@ -55,6 +56,7 @@ class RunOpener:
                 if file.is_dir():
                     raise UserError(f"{file} is a directory", fix="move it away; the run writes a file of this name")
             run_dir.fetch()
+            is_first = run_dir.attempt == 1 and not run_dir.events.exists()
             previous = run_dir.lease.previous if run_dir.lease else None
             record_event(run_dir, Event("begin", {
                 "name": spec.name, "run_dir": run_dir.uri, "attempt": run_dir.attempt, "age_s": PROCESS.uncounted_s(),
@@ -62,7 +64,7 @@ class RunOpener:
                 "usd_per_hour": usd_per_hour(), "budget_usd": spec.place.budget_usd, "is_spot": spec.place.spot,
                 **({"previous_began_s": previous.since_s, "previous_ended_s": previous.ended_s} if previous else {})}))
             num_bytes = run_dir.events.stat().st_size
-            self.at_end.push(lambda _, error, __: self._record_end(run_dir, num_bytes, error))
+            self.at_end.push(lambda _, error, __: self._record_end(run_dir, num_bytes, error, is_first=is_first))
             if not last_finished_step(life_events(run_dir)):
                 refuse_over_budget(spec, run_dir)
         except EmbarkError as error:
@@ -70,10 +72,14 @@ class RunOpener:
             if os.environ.get("WORLD_SIZE", "1") == "1":
                 raise
 
-    def _record_end(self, run_dir: RunDir, num_bytes: int, error: BaseException | None) -> None:
-        """Record why a start ended that has logged nothing since it began."""
+    def _record_end(self, run_dir: RunDir, num_bytes: int, error: BaseException | None, *, is_first: bool) -> None:
+        """Record why a start ended that has logged nothing since it began. Where it was the first one, was refused, and
+        has no price, nothing is left of it."""
         with suppress(EmbarkError, OSError):
             if error is None or run_dir.events.stat().st_size != num_bytes:
+                return
+            if is_first and isinstance(error, UserError) and usd_per_hour() is None:
+                _remove_begun(run_dir)
                 return
             event = Event("error", {"text": str(error)})
             if isinstance(error, KeyboardInterrupt | Interrupted | Preempted | OverBudget):
@@ -100,9 +106,24 @@ class RunOpener:
                 lease.release()
 
 
+def _remove_begun(run_dir: RunDir) -> None:
+    """Remove what `RunOpener.begin` has written. Whoever waits for the lease takes it when its file is gone."""
+    assert run_dir.lease is not None
+    run_dir.check_lease()
+    run_dir.events.unlink()
+    run_dir.store.delete(EVENTS)
+    run_dir.lease.withdraw()
+    for folder in (run_dir.path / FOLDER, run_dir.path):
+        with suppress(FileNotFoundError):
+            folder.rmdir()
+
+
 def record_event(run_dir: RunDir, event: Event) -> None:
     """Append an event to a run that is not open, also in its remote store."""
-    log = EventLog(run_dir.events, check=run_dir.check_lease)
+    try:
+        log = EventLog(run_dir.events, check=run_dir.check_lease)
+    except OSError as error:
+        raise explain(error, "write", str(run_dir.events)) from None
     log.emit(event)
     log.close()
     if run_dir.is_remote:
@@ -181,7 +202,10 @@ def life_events(run_dir: RunDir) -> list[Event]:
     """Read when the run started and ended, and what changed."""
     if not run_dir.events.is_file():
         return []
-    return [event for event in read_events(run_dir.events) if event.kind in ("start", "end", "change")]
+    try:
+        return [event for event in read_events(run_dir.events) if event.kind in ("start", "end", "change")]
+    except OSError as error:
+        raise explain(error, "read", str(run_dir.events)) from None
 
 
 def last_finished_step(events: Sequence[Event]) -> int:

@@ -46,7 +46,7 @@ from embark.serve.traffic import Traffic, read_labels
 Handler = Callable[[Request], Awaitable[Response]]
 RequestT = TypeVar("RequestT", bound=Sized)
 ResponseT = TypeVar("ResponseT")
-IDENTITY = "Embark-Identity"  # Header of an answer with scores: the content of the version that gave them.
+IDENTITY = "Embark-Identity"  # Header of an answer: the content of the version that gave them.
 _log = logging.getLogger("embark.serve")
 
 
@@ -275,7 +275,8 @@ class ModelServer:
             asked = read_retrieve(json_object(body))
         found = await self._answer("retrieve", self._retrievals, asked)
         return JSONResponse({"version": found.version, "results": found.results,
-                             "errors": [{"row": row, "why": why} for row, why in found.errors]})
+                             "errors": [{"row": row, "why": why} for row, why in found.errors]},
+                            headers={IDENTITY: short_identity(found.identity)})
 
     async def scores(self, route: str, rows: RequestColumns) -> Scores:
         """Score rows with the next batch."""

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow as pa
 
 from embark.errors import MissingPackage, UserError
-from embark.serve.app import ModelServer, Refusal, all_scores, refused_if_malformed
+from embark.export.artifact import short_identity
+from embark.serve.app import IDENTITY, ModelServer, Refusal, all_scores, refused_if_malformed
 from embark.serve.infer_protocol import InferRequest, chosen_outputs
 from embark.serve.outputs import tensors_of
 from embark.serve.tensors import BYTES, DTYPES, read_tensor, tensor_columns
@@ -27,7 +28,7 @@ except ModuleNotFoundError as error:
     raise MissingPackage(f"--grpc-port needs {error.name}, which is not installed",
                          fix="pip install 'embark-rec[grpc]'") from None
 
-Fields = dict[str, Any]  # The fields of a response message.
+Fields = dict[str, Any]  # The fields of a response message; under `IDENTITY`, what its trailing metadata say.
 Answer = Callable[[Any], Awaitable[Fields]]
 _log = logging.getLogger("embark.serve")
 _CODES = {400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED,
@@ -112,7 +113,10 @@ class GrpcServer:
                 if is_private:
                     given = dict(context.invocation_metadata()).get("authorization", "")
                     self._model.check_token(given.encode() if isinstance(given, str) else given)
-                return respond(**await answer(read(data)))
+                fields = await answer(read(data))
+                if identity := fields.pop(IDENTITY, ""):
+                    context.set_trailing_metadata(((IDENTITY.lower(), short_identity(identity)),))
+                return respond(**fields)
             except DecodeError:
                 status, what = 400, f"the message is no {name}Request"
             except Refusal as refusal:
@@ -140,7 +144,7 @@ class GrpcServer:
 
     async def _about_model(self, request: Any) -> Fields:
         self._model.check_model(request.name, request.version)
-        return self._model.about_model()
+        return {**self._model.about_model(), IDENTITY: self._model.model.identity}
 
     async def _infer(self, request: Any) -> Fields:
         self._model.check_model(request.model_name, request.model_version)
@@ -151,7 +155,8 @@ class GrpcServer:
             found = await self._model.scores("grpc infer", asked.columns)
         self._model.check_model(request.model_name, request.model_version, answered_by=found.version)
         tensors = list(tensors_of(asked.outputs, all_scores(found)))
-        response = {"model_name": self._model.name, "model_version": str(found.version), "id": request.id}
+        response = {"model_name": self._model.name, "model_version": str(found.version), "id": request.id,
+                    IDENTITY: found.identity}
         if request.raw_input_contents:
             return {**response, "outputs": [tensor for tensor, _ in tensors],
                     "raw_output_contents": [values.tobytes() for _, values in tensors]}

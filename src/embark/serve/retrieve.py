@@ -43,6 +43,7 @@ class RetrieveResponse:
     results: tuple[dict[str, list[Any]] | None, ...]
     errors: tuple[tuple[int, str], ...]
     version: int
+    identity: str = ""
 
 
 def read_retrieve(body: Mapping[str, Any]) -> RetrieveRequest:
@@ -63,7 +64,7 @@ class Retriever:
     def __init__(self, scorer: RequestScorer, user_vectors: Callable[[RawRows], Floats], index: Any) -> None:
         self._scorer, self._user_vectors, self._index = scorer, user_vectors, index
         artifact = scorer.artifact
-        self._values, self._version = StoredValues(artifact.items), artifact.version
+        self._values, self._answered_by = StoredValues(artifact.items), (artifact.version, artifact.identity)
         self._temperature = artifact.info.model.two_tower.temperature
         # A user has no item: the item tower's columns are filled with what any row may have.
         self._fill = dict.fromkeys(_item_columns(artifact), None if artifact.info.rows.plain_ids is None else 0)
@@ -87,7 +88,7 @@ class Retriever:
             for position, own, items in zip(raw.positions.tolist(), scores, found, strict=True):
                 results[position] = self._chosen(own / self._temperature, items, request.k, excluded)
         return RetrieveResponse(tuple(results), tuple((row, why.get(row, rest)) for row, one in enumerate(results)
-                                               if one is None), self._version)
+                                               if one is None), *self._answered_by)
 
     def _chosen(self, scores: Floats, found: NDArray[np.int64], k: int, excluded: frozenset[Value],
                 ) -> dict[str, list[Any]]:

@@ -55,6 +55,8 @@ def create_atomic(path: Path, data: bytes) -> bool:
         _sync(scratch)
         os.link(scratch, path)
     except FileExistsError:
+        if path.is_symlink() and not path.exists():  # reading it finds no file, so a caller would try without end
+            raise UserError(f"{path}: is a link to nothing", fix="remove the link") from None
         return scratch.stat().st_nlink == 2  # it was linked, and NFS lost the answer to the first request
     except OSError as error:
         if error.errno not in NO_LINKS:

@@ -189,10 +189,11 @@ class CheckpointArrays:
     def entry(self, name: str, size: tuple[int, ...] | None = None) -> TensorEntry:
         """Return the entry of a tensor; one that is missing, or of another size than the model's, is refused."""
         if name not in self.entries:
-            raise of_another_model(f"it has no {name}")
+            raise of_another_model(f"{self._store.where(self._folder)} has no {name}")
         entry = self.entries[name]
         if size is not None and entry.size != size:
-            raise of_another_model(f"{name} is {list(entry.size)} there, and {list(size)} here")
+            raise of_another_model(
+                f"{name} is {list(entry.size)} in {self._store.where(self._folder)}, and {list(size)} here")
         return entry
 
     def tensor(self, name: str, size: tuple[int, ...]) -> Array:

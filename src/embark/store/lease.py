@@ -27,7 +27,7 @@ from uuid import uuid4
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from embark.errors import EmbarkError, RunInUse
+from embark.errors import EmbarkError, RunInUse, UserError
 from embark.formatting import to_one_line
 from embark.store.errors import NotFound
 from embark.store.object_store import ObjectStore
@@ -178,6 +178,13 @@ class Lease:
                 self._check()
                 self._write(replace(self._holder, is_released=True))
 
+    def withdraw(self) -> None:
+        """Remove the lease, as if it had never been taken."""
+        self._is_over.set()
+        with self._lock:
+            self._check()
+            self._store.delete(_path(self.token))
+
     def _check(self) -> None:
         if self._lost is not None:
             raise self._lost
@@ -261,7 +268,10 @@ def newest_holder(store: ObjectStore) -> Holder | None:
 def current_holder(store: ObjectStore) -> Holder | None:
     """Return who holds the run now, as far as this machine can tell: one that died elsewhere has not renewed for
     long."""
-    holder = newest_holder(store)
+    try:
+        holder = newest_holder(store)
+    except UserError:  # Its file may not be read, or is a folder: who holds the run is unknown.
+        holder = Holder(0)
     return None if holder is None or holder.is_released or holder.state() == "dead" else holder
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
-from exported_runs import save_run
+from exported_runs import EditedRun, save_run
 
 from embark import export_run, list_versions
 from embark import rollback_model as rollback
@@ -45,6 +46,17 @@ def test_each_rollback_goes_one_version_back_and_any_version_can_be_named(uri):
         rollback(f"{uri}/", 1)
     assert error.value.fix == "its versions: 2, 3"
     assert current(uri) == 2
+
+
+def test_a_delta_that_lacks_its_parent_is_not_made_current(uri, tmp_path):
+    run = EditedRun(tmp_path, rows=400)
+    for _ in range(3):
+        export_run(run.save(), f"{uri}-deltas", delta=True)
+    rollback(f"{uri}-deltas", 1)
+    shutil.rmtree(f"{uri}-deltas/version-000000002")
+    with pytest.raises(DataError, match="version-000000003 is a delta that needs version 2, which is gone"):
+        rollback(f"{uri}-deltas", 3)
+    assert current(f"{uri}-deltas") == 1
 
 
 def test_an_export_after_a_rollback_is_current(uri):

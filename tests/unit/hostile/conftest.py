@@ -51,6 +51,7 @@ def here(template, monkeypatch) -> Iterator[Path]:
     """The working directory, beside one in which nothing may change."""
     folder, made = template
     outside = folder.parent / "outside"
+    shutil.rmtree(outside, ignore_errors=True)  # of a test that failed
     outside.mkdir()
     (outside / "x").write_text("precious")
     restore(folder, made)

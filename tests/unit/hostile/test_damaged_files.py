@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import random
+import re
 import resource
 import signal
 import time
@@ -40,6 +42,7 @@ from embark.report.run_files import find_runs
 Command = tuple[str, ...] | Callable[[], int]
 CODES = {ExitCode.DONE, ExitCode.OTHER, ExitCode.BAD_INPUT, ExitCode.FAULT}
 EXTRA_BYTES = 4 << 30
+LEAST_FILES = 20  # Damaged files that each command reads when hundreds are tried.
 LAUNCHED = "share/embark/runs/local/away"
 
 
@@ -112,6 +115,7 @@ def refit_mark(path: Path) -> None:
 
 
 SPEC = ("plan", "clicks.toml", "--here")
+TRAIN = ("train", "clicks.toml", "--set", "train.num_steps=6")
 LISTS: tuple[Command, ...] = (("runs", "list"), watch)
 OF_RUN: tuple[Command, ...] = (
     ("cost", "clicks"), ("report", "clicks"), ("diagnose", "clicks"), ("checkpoints", "clicks"),
@@ -120,7 +124,7 @@ OTHER_RUN: tuple[Command, ...] = (("cost", "other"), ("checkpoints", "other", "-
 CHECKPOINTS: tuple[Command, ...] = (
     ("checkpoints", "clicks"), ("checkpoints", "clicks", "--verify"), ("checkpoints", "clicks", "--diff", "4", "6"),
     ("checkpoints", "clicks", "--prune", "--dry-run"), ("export", "clicks", "--to", "exported"),
-    ("evaluate", "clicks"), ("train", "clicks.toml", "--set", "train.num_steps=6"))
+    ("evaluate", "clicks"), TRAIN)
 OLDER_CHECKPOINT: tuple[Command, ...] = (("export", "clicks", "--step", "4", "--to", "older"), *OTHER_RUN)
 STATUS: tuple[Command, ...] = (
     ("status",), ("status", "away"), ("logs", "away"), ("cancel", "away", "--yes"), ("cost", "away"))
@@ -131,6 +135,7 @@ def score(version: int) -> tuple[str, ...]:
     return ("score", "model", "rows.csv", "--version", str(version), "--to", "scores.parquet", "--force")
 
 
+SCORE = ("score", "model", "rows.csv", "--to", "scores.parquet", "--force")
 VERSION: tuple[Command, ...] = (score(2), ("rollback", "model", "--list"), ("rollback", "model", "2"))
 OTHER_VERSIONS: tuple[Command, ...] = (score(1), score(3))
 OF_STEP = ("step-000000006", "step6")
@@ -167,10 +172,10 @@ CASES = [
     Case("stream files", "events/1.jsonl", "lines", (
         ("follow", "clicks.toml", *(word for one in STREAM for word in ("--set", one)), "--set", "name=again"),)),
     Case("lease", "runs/clicks/lease/*.json", "json", (
-        ("train", "clicks.toml", "--set", "train.num_steps=6"), ("runs", "list"), watch,
+        TRAIN, ("runs", "list"), watch,
         ("runs", "remove", "clicks", "--yes")), OTHER_RUN, named=("runs/clicks",)),
     Case("events", "runs/clicks/events.jsonl", "lines", (
-        *OF_RUN, ("train", "clicks.toml", "--set", "train.num_steps=6")), OTHER_RUN, named=("runs/clicks", "clicks")),
+        *OF_RUN, TRAIN), OTHER_RUN, named=("runs/clicks", "clicks")),
     Case("registry record", "share/embark/runs/away.*.json", "json", STATUS, (("status",), *NEAR), named=("away",)),
     *(Case("supervisor files", f"{LAUNCHED}/{name}.json", "json", STATUS, NEAR, named=("away",))
       for name in ("started", "state", "ended", "job")),
@@ -187,7 +192,7 @@ CASES = [
     Case("gate record", f"{OLD}/gate.json", "json", (*VERSION, ("publish", "clicks", "--to", "model")),
          (*OTHER_VERSIONS, score(2))),
     Case("current version", "model/current.json", "json", (
-        ("score", "model", "rows.csv", "--to", "scores.parquet", "--force"), ("rollback", "model", "--list"),
+        SCORE, ("rollback", "model", "--list"),
         ("rollback", "model"), ("publish", "clicks", "--to", "model"), ("export", "clicks", "--to", "model"),
         ("rollback", "model", "1")), (*OTHER_VERSIONS, score(2))),
     Case("version numbers", "model/numbers.json", "json", (
@@ -215,10 +220,24 @@ READING = {"checkpoints", "compare", "cost", "diagnose", "logs", "status", "runs
 
 
 def of_turn(commands: Sequence[Command], number: int) -> Iterator[Command]:
-    """Yield the commands to run on a damaged file: all quick ones, and in turn one of those that take long."""
+    """Yield the commands to run on a damaged file: of hundreds of files each goes to one command, of a few each goes to
+    all quick commands and in turn to one of those that take long."""
+    if NUM:
+        in_turn = list(commands)
+        random.Random(number // len(commands)).shuffle(in_turn)  # kinds of damage take turns too
+        yield in_turn[number % len(commands)]
+        return
     slow = [one for one in commands if not callable(one) and one[0] in SLOW]
     yield from (one for one in commands if one not in slow)
     yield from slow[number % max(1, len(slow)) :][:1]
+
+
+def num_files_of(targets: Sequence[tuple[Case, Path]], case: Case) -> int:
+    """Return how many damages of each of a case's files are tried."""
+    if not NUM:
+        return max(3, -(-8 // len(targets)))
+    same = sum(one.commands == case.commands for one, _ in targets)
+    return max(-(-NUM // len(targets)), -(-LEAST_FILES * len(case.commands) // same))
 
 
 def only_reads(command: Command) -> bool:
@@ -249,12 +268,14 @@ class Trial:
     """What one damage did."""
 
     capsys: Any
+    num_commands: int = 0
     codes: Counter[int] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)
 
     def run(self, command: Command, about: str, names: Sequence[str]) -> None:
         """Run a command; with names, one that fails must say one of them, and without it must not fail."""
         self.capsys.readouterr()
+        self.num_commands += 1
         shown = " ".join(command) if isinstance(command, tuple) else command.__name__
         before = marks_of(Path()) if only_reads(command) else None
         forget_prices()
@@ -286,9 +307,6 @@ def test_a_damaged_file_is_refused_in_words_and_locally(name, here, template, ca
     cases = [case for case in CASES if case.format == name]
     targets = [(case, path) for case in cases for path in sorted(template[1].glob(case.file))]
     assert targets
-    each = -(-(NUM or 8) // len(targets))
-    if not NUM:
-        each = max(each, 3)
     for case in cases:
         for command in (*case.commands, *case.bystanders):
             trial.run(command, "intact", ())
@@ -297,7 +315,7 @@ def test_a_damaged_file_is_refused_in_words_and_locally(name, here, template, ca
         path = here / made.relative_to(template[1])
         names = (path.name, *case.named)
         for number, damage in enumerate(damages(str(path.relative_to(here)), made.read_bytes(), case.form,
-                                                here.parent / "outside", each)):
+                                                here.parent / "outside", num_files_of(targets, case))):
             restore(here, template[1])
             damage.apply(path)
             about = f"{path.relative_to(here)}, {damage.label}"
@@ -305,11 +323,66 @@ def test_a_damaged_file_is_refused_in_words_and_locally(name, here, template, ca
                 case.refit(path)
                 about += ", checksums fit"
             num_files += 1
+            turn, rest = divmod(number, 5 if NUM else 1)
+            if case.bystanders and not rest:
+                trial.run(case.bystanders[turn % len(case.bystanders)], about + ", elsewhere", ())
             for command in of_turn(case.commands, number):
                 trial.run(command, about, names)
-            for command in case.bystanders[number % max(1, len(case.bystanders)) :][:1]:
-                trial.run(command, about + ", elsewhere", ())
     with capsys.disabled():
         if NUM:
-            print(f"\n{name}: {num_files} files, {sum(trial.codes.values())} commands, {dict(trial.codes)}")
+            codes = {int(code): num for code, num in sorted(trial.codes.items())}
+            print(f"\n{name}: {num_files} files, {trial.num_commands} commands, codes {codes}",
+                  *trial.failures, sep="\n  ", flush=True)
     assert not trial.failures, f"{len(trial.failures)} failures\n" + "\n".join(trial.failures)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A damage that a command once misread: bytes that are replaced, or, without any, a link instead of the file."""
+
+    file: str
+    before: bytes
+    after: bytes
+    command: Command
+    refit: Callable[[Path], None] | None = None
+    code: int = ExitCode.BAD_INPUT
+
+
+CALIBRATION = "share/embark/calibration.toml"
+FOUND = (
+    Found(CALIBRATION, rb"copy_bytes = .*", b"copy_bytes = 0", SPEC),
+    Found(CALIBRATION, rb"fp32 = .*", b"", SPEC),
+    Found(CALIBRATION, rb"ids = .*", b"ids = inf", SPEC),
+    Found(CALIBRATION, rb"layers = .*", b"layers = 9223372036854775807", SPEC),
+    Found(CALIBRATION, rb"memory.pipeline", b"memory.host", SPEC),
+    Found("options.toml", rb'"ann"', b"[" * 9_000 + b"]" * 9_000, options),
+    Found(f"{LAUNCHED}/submitted.json", rb": .*", b": NaN}", submission),
+    Found("data/ids/word.ids.npy", rb"\),", b"(,", LATER, refit_id_map),
+    Found(f"{NEW}/index.json", rb"model.dense.bottom.2.weight", b"model.x", ("evaluate", "clicks"), refit_mark),
+    Found(f"{NEW}/commit.json", rb'"time_s": [\d.]+', b'"time_s": 9223372036854775808', CHECKPOINTS[0], code=0),
+    Found(f"{OLD}/commit.json", rb'(?s)"step": "6".*?"eval": {', b'"step": [], "eval": [1], "x": {', VERSION[1],
+          code=0),
+    Found("runs/clicks/events.jsonl", b"", b"events.jsonl", TRAIN),
+    Found(f"{LAUNCHED}/log", b"", b".", ("logs", "away")),
+    Found("model/current.json", b"", b"nothing", ("rollback", "model", "1")),
+    Found("model/current.json", rb'"version":\d+', b'"version":4000000000', SCORE),
+    Found("model/current.json", rb'"identity":"\w', b'"identity":"-', SCORE),
+    Found("model/numbers.json", b"", b"nothing", ("export", "clicks", "--to", "model")),
+)
+
+
+@pytest.mark.parametrize("found", FOUND, ids=lambda found: f"{Path(found.file).name} {found.after[:20]!r}")
+def test_a_form_that_was_misread_once_is_read_or_refused(found, here, capsys):
+    path = here / found.file
+    changed = re.sub(found.before, lambda _: found.after, path.read_bytes(), count=1)
+    path.unlink()
+    if found.before:
+        path.write_bytes(changed)
+    else:
+        path.symlink_to(found.after.decode())
+    if found.refit:
+        found.refit(path)
+    trial = Trial(capsys)
+    trial.run(found.command, found.file, (path.name, "word", *OF_STEP))
+    assert not trial.failures, trial.failures
+    assert trial.codes == {found.code: 1}

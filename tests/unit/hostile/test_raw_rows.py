@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
@@ -73,6 +73,7 @@ CELLS = st.one_of(st.text(max_size=6), st.sampled_from(
 
 
 @fuzzed
+@example(rows=[["", "", ""]], ending="\n", name="rows.csv", odd=b"", is_odd=1)
 @given(rows=st.lists(st.lists(CELLS, min_size=1, max_size=5), max_size=6), ending=st.sampled_from(["\n", "\r\n", "\r"]),
        name=st.sampled_from(["rows.csv", "rows.tsv", "rows.csv.gz"]), odd=BYTES, is_odd=st.integers(0, 4))
 def test_any_text_of_rows_is_read_or_refused(place, rows, ending, name, odd, is_odd):

@@ -7,13 +7,17 @@ import sys
 import time
 from itertools import count
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 from limits import HANG_S
 
 from embark.errors import OverBudget, UserError
+from embark.events import Event, read_events
 from embark.run.budget import PRICE, BudgetGuard, process_age_s, usd_per_hour
 from embark.run.signals import stopped_by
+from embark.store import RunDir
+from embark.trainers import train
 
 
 @pytest.fixture(autouse=True)
@@ -102,3 +106,26 @@ def test_a_budget_of_a_cloud_machine_without_a_price_is_refused(train_tiny):
 def test_a_budget_on_a_machine_without_a_price_is_reported_to_be_unwatched(train_tiny):
     result = train_tiny("place.budget_usd=5", "train.num_steps=2")
     assert any("place.budget_usd is not enforced" in note["text"] for note in result.of("note"))
+
+
+@pytest.mark.parametrize("price", ["", "36"])
+@pytest.mark.parametrize("place", ["folder", "bucket"])
+def test_a_first_start_that_is_refused_stays_only_if_it_cost_money(tiny, tmp_path, monkeypatch, place, price):
+    root = str(tmp_path / "runs") if place == "folder" else f"memory://{uuid4().hex}/runs"
+    monkeypatch.setenv("EMBARK_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv(PRICE, price)
+    for _ in range(2):
+        with pytest.raises(UserError, match="no prepared data"):
+            train(tiny("data.kind=prepared", f"data.path={tmp_path}/typo", f"store.root={root}"), fresh=True)
+    begun = [RunDir(f"{root}/{name}") for name in ("tiny", "tiny-2")]
+    assert [run.exists() for run in begun] == [bool(price)] * 2
+    assert [run.events.exists() for run in begun] == [bool(price)] * 2
+
+
+def test_a_refused_start_of_a_run_that_was_there_before_is_recorded(tiny, tmp_path):
+    events = tmp_path / "tiny" / "events.jsonl"
+    events.parent.mkdir()
+    events.write_text(Event("begin", {"attempt": 1}).to_json() + "\n")
+    with pytest.raises(UserError, match="no prepared data"):
+        train(tiny("data.kind=prepared", f"data.path={tmp_path}/typo"))
+    assert [event.kind for event in read_events(events)] == ["begin", "begin", "error"]

@@ -167,3 +167,19 @@ def test_switching_between_deltas_is_at_once_and_without_a_traceback(tmp_path, w
     assert [change["refused"] for change in map(json.loads, shown[0].splitlines())] == [""] * 8
     assert shown[1] == b""
     assert all(scores == expected[version] for _, version, scores, _ in asking.answers)
+
+
+@pytest.mark.slow
+def test_a_server_leaves_the_copies_of_another_server_alone(tmp_path):
+    run, place = EditedRun(tmp_path, rows=4_000), tmp_path / "at"
+    export_run(run.save(), str(place))
+    expected = scores_of(str(place))
+    with served_by_process(str(place), "--version", "1", "--workers", "2") as (process, client), \
+            served_by_process(str(place), "--workers", "1", *POLL) as (_, other):
+        for version in (2, 3):
+            export_run(run.save(), str(place))
+            wait_until(lambda wanted=version: other("GET", "/v2/health/ready")[1]["version"] == wanted)
+        shorten(place)
+        replace_a_worker(process, client)
+        answers = [client("POST", "/score", {"rows": ROWS})[1] for _ in range(4)]
+    assert [(answer["version"], answer["scores"]) for answer in answers] == [(1, expected)] * 4

@@ -81,7 +81,10 @@ class GrpcCaller:
                                          sent.SerializeToString(),
                                          response_deserializer=MESSAGES[f"{name}Response"].FromString)
         try:
-            return call(request or MESSAGES[f"{name}Request"](), timeout=HANG_S, metadata=self._metadata)
+            answer, done = call.with_call(request or MESSAGES[f"{name}Request"](), timeout=HANG_S,
+                                          metadata=self._metadata)
+            self.trailing = dict(done.trailing_metadata())
+            return answer
         except grpc.RpcError as error:
             return error.code().name, error.details()
 
@@ -100,6 +103,7 @@ def test_binary_tensors_and_grpc_give_the_scores_of_json(artifact, workers):
         named, _ = binary_request(list(raw_inputs()), outputs=[{"name": "score"}])
         with GrpcCaller(client) as call:
             raw = call("ModelInfer", grpc_request(list(raw_inputs())))
+            assert call.trailing["embark-identity"] == expected[2]["Embark-Identity"]
             contents = call("ModelInfer", MESSAGES["ModelInferRequest"](model_name="clicks", inputs=[
                 {"name": "number", "datatype": "INT64", "shape": [NUM],
                  "contents": {"int64_contents": [row["number"] for row in TYPED]}},

@@ -49,7 +49,8 @@ def test_items_are_ordered_by_score_and_excluded_ones_are_left_out(uri):
         status, scored, _ = ask("POST", "/score", {"user": {"user": "u3"}, "candidates": every})
         assert status == 200
         by_score = [film for _, film in sorted(zip(scored["scores"], ITEMS, strict=True), reverse=True)]
-        status, found, _ = ask("POST", "/retrieve", {"user": {"user": "u3"}, "k": 5})
+        status, found, headers = ask("POST", "/retrieve", {"user": {"user": "u3"}, "k": 5})
+        assert headers["Embark-Identity"] == open_artifact(uri).identity[:12]
         assert (status, found["results"][0]["items"], found["errors"]) == (200, by_score[:5], [])
         assert found["results"][0]["scores"] == sorted(found["results"][0]["scores"], reverse=True)
         both = {"users": [{"user": "u3"}, {"user": "nobody"}], "k": 4, "exclude": [by_score[0], by_score[2], "unknown"]}

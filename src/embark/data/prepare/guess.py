@@ -326,10 +326,11 @@ def _check_label(spec: RunSpec, sample: Sample, where: str) -> None:
     if above is None and not is_zero_one(found):
         values = sorted(set(found.cells))
         fix = "name a column of numbers in data.label"
-        with suppress(ValueError):
+        with suppress(ValueError, IndexError):  # it has words, or no value at all
             middle = sorted(map(float, values))[(len(values) - 1) // 2]
             fix = f"say what makes a 1, in the spec or with --set data.prepare.label_above={middle:g}"
-        raise DataError(f"{where}: data.label is {label!r}, which holds {_some(values)} and not 0 and 1", fix=fix)
+        raise DataError(f"{where}: data.label is {label!r}, which holds {_some(values) or 'no value'} and not 0 and 1",
+                        fix=fix)
 
 
 def _columns_fix(sample: Sample, columns: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tokenize import TokenError
 from typing import Literal
 
 import numpy as np
@@ -30,7 +31,7 @@ from embark.store.object_store import normalize_path
 
 _CHUNK_BYTES = 8 << 20
 _SPLIT: Split = "validation"
-BAD_ARRAY = (OSError, ValueError, EOFError, OverflowError, TypeError, SyntaxError)
+BAD_ARRAY = (OSError, ValueError, EOFError, OverflowError, TypeError, SyntaxError, TokenError)
 """Raised by `np.load` for a file that is no array."""
 _SCHEMA = TypeAdapter(Schema)
 

@@ -73,5 +73,5 @@ def client_options() -> dict[str, Any]:
         return {}
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{OPTIONS} = {path}: {error}", fix="name a TOML file with the client's options") from None

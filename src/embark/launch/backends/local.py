@@ -87,9 +87,13 @@ class Local(LaunchBackend):
 
         def read() -> Iterator[LogLine]:
             nonlocal offset
-            if not path.exists():
+            if not path.is_file():
                 return
-            with path.open("rb") as file:
+            try:
+                file = path.open("rb")
+            except OSError as error:
+                raise UserError(f"{path}: {error.strerror}", fix="let this user read it") from None
+            with file:
                 file.seek(offset)
                 for raw in file:
                     if not raw.endswith(b"\n"):  # it is being written

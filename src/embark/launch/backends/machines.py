@@ -1,6 +1,7 @@
 """Machines that a cloud's command line creates for one run and that are reached by ssh: shared by VMs and TPUs."""
 
 import json
+import math
 import shutil
 import time
 from abc import abstractmethod
@@ -170,7 +171,10 @@ def submitted_s(handle: RunHandle) -> float | None:
     """When the run was submitted, in Unix time; None if its launch was interrupted or it is being cancelled."""
     path = handle.folder / SUBMITTED
     try:
-        return float(json.loads(path.read_text())["time_s"])
+        time_s = float(json.loads(path.read_text())["time_s"])
+        if math.isfinite(time_s):
+            return time_s
+        raise ValueError(time_s)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:

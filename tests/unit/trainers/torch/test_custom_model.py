@@ -11,6 +11,7 @@ from custom_models import AUTOINT, DLRM, KIND, SIMPLE, STATEFUL
 
 from embark.__main__ import run as embark_command
 from embark.errors import SpecError, UserError
+from embark.events import read_events
 from embark.model.engine_selection import cuda_graph_obstacle, select_engine
 from embark.model.jax_layout import check_supported
 from embark.model.work import layers_of
@@ -34,13 +35,12 @@ def own(tiny, tmp_path, monkeypatch):
 
 
 def losses(run_dir: str) -> list[float]:
-    from embark.events import read_events
-
     return [e.values["loss"] for e in read_events(Path(run_dir, "events.jsonl")) if e.kind == "step"]
 
 
 def start_of(values: dict) -> dict:
-    return json.loads(Path(values["run_dir"], "events.jsonl").read_text().splitlines()[0])
+    events = read_events(Path(values["run_dir"], "events.jsonl"))
+    return next(event.values for event in events if event.kind == "start")
 
 
 def test_dlrm_as_an_custom_model_gives_its_losses_bit_for_bit(own, train_tiny):

@@ -14,6 +14,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from embark import export_run, score_file
 from embark.errors import SpecError, UserError
+from embark.events import read_events
 from embark.export.artifact import open_artifact
 from embark.model.engine_selection import cuda_graph_obstacle, select_engine
 from embark.model.jax_layout import check_supported
@@ -133,8 +134,8 @@ def test_a_resumed_run_gives_every_loss_of_every_task_bit_for_bit(rows, trained,
     assert [step for step in steps(resumed["run_dir"]) if step["step"] > 3] == \
         [step for step in steps(trained["run_dir"]) if step["step"] > 3]
     assert resumed["tasks"] == trained["tasks"]
-    start = json.loads(Path(trained["run_dir"], "events.jsonl").read_text().splitlines()[0])
-    assert "several tasks are not part of the captured step" in start["engine_reason"]
+    start = next(event for event in read_events(Path(trained["run_dir"], "events.jsonl")) if event.kind == "start")
+    assert "several tasks are not part of the captured step" in start.values["engine_reason"]
 
 
 def test_evaluate_and_the_report_show_each_task(trained):
