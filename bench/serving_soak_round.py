@@ -129,6 +129,9 @@ class Round:
                 if answer.version == held.number and held.identity.startswith(answer.identity):
                     raise Difference(f"version {held.number} ({self.scores.about(held.key)}) is current, and the "
                                      f"server answers with {last}:\n{self.server.tail()}")
+                if self.plant and self.server.refused_version() == held.number:  # else it is waited for
+                    raise Difference(f"version {held.number} is current, and the server refuses it:\n"
+                                     f"{self.server.tail()}")
             except (OSError, http.client.HTTPException) as error:
                 last = repr(error)
             if time.monotonic() > until:

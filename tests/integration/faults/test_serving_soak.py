@@ -30,7 +30,7 @@ def test_each_planted_defect_is_found_by_what_it_does():
     found = soak("--rounds", "3", "--actions", "8", "--plant", "all", "--jobs", "1")
     assert found.returncode == 0, found.stdout + found.stderr
     for plant, words in {
-        "parent_by_number": ("is current, and the server answers with", "are not those of"),
+        "parent_by_number": ("is current, and the server", "are not those of"),
         "reused_number": ("in a place that was not wiped",),
         "trained_twice": ("of the follower",),
         "unchecked_switch": ("is damaged, and answers",),
