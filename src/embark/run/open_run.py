@@ -113,8 +113,8 @@ def _remove_begun(run_dir: RunDir) -> None:
     run_dir.events.unlink()
     run_dir.store.delete(EVENTS)
     run_dir.lease.withdraw()
-    for folder in (run_dir.path / FOLDER, run_dir.path):
-        with suppress(FileNotFoundError):
+    for folder in (run_dir.path / FOLDER, run_dir.path, run_dir.path.parent):
+        with suppress(OSError):  # others' files are in it
             folder.rmdir()
 
 
