@@ -7,6 +7,7 @@ import json
 import math
 import os
 import shlex
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -168,6 +169,7 @@ class EventLog:
         """`is_lost`: another process has taken the run over, and its log is no longer this one's to write.
         `check` waits for the answer of a remote store, and raises if so."""
         self._is_lost, self._check = is_lost, check
+        self._lock = threading.Lock()  # A thread that reads a stream reports what holds it up.
         path.parent.mkdir(parents=True, exist_ok=True)
         is_cut = _ends_within_a_line(path)
         self._file = ResilientFile(path, "ab")
@@ -176,10 +178,11 @@ class EventLog:
 
     def emit(self, event: Event) -> None:
         line = f"{event.to_json()}\n".encode()
-        if self._is_lost():  # looked at last: a process may be paused for long at any instant before
-            return
-        self._file.write(line)
-        self._file.flush()
+        with self._lock:
+            if self._is_lost():  # looked at last: a process may be paused for long at any instant before
+                return
+            self._file.write(line)
+            self._file.flush()
         if self._file.is_gone():
             self._check()
             raise Fault(f"{self._file.path} was deleted or moved while the run was training, so its record is gone",

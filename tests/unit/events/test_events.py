@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -50,6 +51,14 @@ def test_a_second_run_adds_to_the_log(tmp_path):
         log.emit(Event("start", {}, 1.0))
         log.close()
     assert len((tmp_path / "events.jsonl").read_text().splitlines()) == 2
+
+
+def test_threads_that_log_at_once_lose_no_event(tmp_path):
+    log = EventLog(tmp_path / "events.jsonl")
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda number: log.emit(Event("note", {"number": number, "text": "x" * 20_000})), range(500)))
+    log.close()
+    assert sorted(event.values["number"] for event in read_events(tmp_path / "events.jsonl")) == list(range(500))
 
 
 def test_a_fanout_reaches_every_sink(tmp_path):
