@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +20,8 @@ from serving_soak_place import LAX, NUM_ROWS, STRICT, Held, Place, Scores, SoakR
 from serving_soak_server import HOOK, LIMIT_S, Answer, Clients, LostRequests, Server
 from soak_comparison import Difference
 
-from embark.export.artifact import open_artifact
+from embark.errors import DataError
+from embark.export.artifact import open_artifact, open_versions, set_current
 from embark.export.rollback import rollback
 from embark.publish.publisher import PublishResult, publish
 from embark.trainers import export_run
@@ -455,11 +457,14 @@ class Round:
         self.settle()
         self.place.remove(f"version-{before.number:09d}")
         self.counts.num_wiped += 1
+        with suppress(DataError):
+            rollback(self.place.uri, result.version)
+            raise Difference(f"version {result.version} lacks its parent, and a rollback makes it current")
         self.refuses(result.version, middle)
 
     def refuses(self, number: int, before: Held) -> None:
         """The server keeps answering with what it has, and says that the current version is refused."""
-        rollback(self.place.uri, number)
+        set_current(open_versions(self.place.uri), number, reason="rollback")  # which the command itself may refuse
         until = time.monotonic() + LIMIT_S
         while self.server.refused_version() != number:
             if self.server.must_answer().version == number:
