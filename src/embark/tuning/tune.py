@@ -186,8 +186,7 @@ class Search:
             before = dict(self._study.user_attrs.get(SUBJECT, subject))
         except (OSError, ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
                 ValueError) as error:  # Optuna replays the journal, and checks none of its values
-            raise UserError(f"{journal}: is damaged: {error!r:.200}",
-                            fix="remove it: the trials are run again; or --set name=… starts a new search") from None
+            raise _damaged(journal, f"{error!r:.200}") from None
         changed = sorted(name for name in {*before, *subject} if before.get(name) != subject.get(name))
         if changed:
             raise UserError(f"{self.folder} has the trials of another search: {', '.join(changed)} changed",
@@ -213,7 +212,11 @@ class Search:
             number = len(self._trials()) - len(open_ids)
             self._study.sampler = optuna.samplers.TPESampler(seed=self.spec.train.seed + number, multivariate=True)
             trial = optuna.Trial(self._study, open_ids[0]) if open_ids else self._study.ask()
-            yield trial, {field: dimension.suggest(trial, field) for field, dimension in self._space.items()}
+            values = {field: dimension.suggest(trial, field) for field, dimension in self._space.items()}
+            for field, value in values.items():
+                if not self._space[field].contains(value):
+                    raise _damaged(self.folder / JOURNAL, f"{field} of trial {trial.number} is {value!r:.100}")
+            yield trial, values
 
     def _why_pruned(self, trial: optuna.Trial) -> str:
         """Return why a trial is not worth its remaining steps; empty if it is."""
@@ -343,6 +346,11 @@ def _price(spec: RunSpec) -> float | None:
         raise UserError(f"a budget of {format_usd(budget_usd)} cannot be enforced. {price.text}",
                         fix=f"set {PRICE} to its dollars per hour, or limit the search by --minutes")
     return per_hour
+
+
+def _damaged(journal: Path, why: str) -> UserError:
+    return UserError(f"{journal}: is damaged: {why}",
+                     fix="remove it: the trials are run again; or --set name=… starts a new search")
 
 
 def _cut_partial_line(journal: Path) -> None:
