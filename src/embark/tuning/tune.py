@@ -191,6 +191,8 @@ class Search:
         if changed:
             raise UserError(f"{self.folder} has the trials of another search: {', '.join(changed)} changed",
                             fix="--set name=… starts a new search")
+        for one in self._trials():
+            self._check_values(one.number, one.params)
         self._study.set_user_attr(SUBJECT, subject)
         if not self._study.get_trials(deepcopy=False):
             own = own_values(self.spec, self._space)
@@ -213,10 +215,14 @@ class Search:
             self._study.sampler = optuna.samplers.TPESampler(seed=self.spec.train.seed + number, multivariate=True)
             trial = optuna.Trial(self._study, open_ids[0]) if open_ids else self._study.ask()
             values = {field: dimension.suggest(trial, field) for field, dimension in self._space.items()}
-            for field, value in values.items():
-                if not self._space[field].contains(value):
-                    raise _damaged(self.folder / JOURNAL, f"{field} of trial {trial.number} is {value!r:.100}")
+            self._check_values(trial.number, values)
             yield trial, values
+
+    def _check_values(self, number: int, values: Mapping[str, Any]) -> None:
+        """Refuse values that a search over this space cannot have given to a trial."""
+        for field, value in values.items():
+            if field not in self._space or not self._space[field].contains(value):
+                raise _damaged(self.folder / JOURNAL, f"{field} of trial {number} is {value!r:.100}")
 
     def _why_pruned(self, trial: optuna.Trial) -> str:
         """Return why a trial is not worth its remaining steps; empty if it is."""
