@@ -195,7 +195,7 @@ def test_a_run_that_tells_little_says_what_would_fill_the_gaps(tmp_path: Path, s
 
 def test_the_list_shows_the_held_out_auc_and_tells_the_ninth_run_apart(tmp_path: Path, serve, open_page):
     for number in range(9):
-        write_run(tmp_path / f"a-sweep-of-learning-rates-{number}", num_steps=1000)
+        write_run(tmp_path / f"a-sweep-of-learning-rates-{number}", num_steps=1000, rich=True)
     page = open_page(serve(tmp_path).url)
     page.wait_for_function("() => document.querySelectorAll('.runs .run').length === 9")
     page.wait_for_function("""() => [...document.querySelectorAll('.pick .facts')].every(
