@@ -65,8 +65,8 @@ def render_ray(job: Job) -> list[File]:
 
 
 def render_kueue(job: Job) -> list[File]:
-    """Write the queue, if the spec names one."""
-    if not job.place.queue:
+    """Write the queue, if the spec names one that does not exist."""
+    if not job.place.queue or job.place.is_existing:
         return []
     flavor = f"{object_label(job.machine.name)}{'-spot' if job.is_spot else ''}"
     return [File("kueue.yaml", job_text("kubernetes/kueue.yaml.j2", job, flavor=flavor, quota=_quota(job),
