@@ -215,7 +215,7 @@ class Contract:
         findings: dict[str, Finding] = {}
         for pod in sorted(self.pods, key=lambda pod: not trains(pod)):
             for one in self._node_findings(pod, nodes, self.num_nodes if trains(pod) else 1):
-                if findings.get(one.name, one).state == "met":
+                if one.name not in findings or findings[one.name].state == "met":
                     findings[one.name] = one
         yield from findings.values()
 
