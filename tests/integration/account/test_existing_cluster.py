@@ -163,6 +163,15 @@ def test_nodes_that_cannot_take_the_pods_do_not_count(shell: AccountShell, state
     assert "1 of 2 ready nodes" in found["labels"].found
 
 
+def test_nodes_that_an_autoscaler_has_yet_to_start_are_a_warning(shell: AccountShell):
+    cluster = shell.account.cluster()
+    cluster.pools["h100"] = replace(GPUS, max_nodes=4)
+    cluster.resize_pool("h100", 0)
+    found = verdicts(list(check_cluster(spec_of(), shell)))
+    assert found["labels"] == "warning"
+    assert "wrong" not in found.values()
+
+
 def test_a_server_needs_room_on_nodes_without_accelerators(shell: AccountShell):
     server = ["place.target=serve", "place.nodes=1", "place.queue=", "place.claim=", "place.resources=[]",
               "place.tolerations=[]", "place.node_selector=[]"]
