@@ -146,7 +146,12 @@ delete() {
   fi
   if [ "$DRY_RUN" = 1 ] || az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" >/dev/null 2>&1; then
     find_network
-    run az network vnet subnet delete --resource-group "$NODE_GROUP" --vnet-name "$VNET" --name embark-storage
+    # Azure takes minutes to notice that the file system is gone; until then the subnet is in use.
+    for try in $(seq 20); do
+      if run az network vnet subnet delete --resource-group "$NODE_GROUP" --vnet-name "$VNET" --name embark-storage; then break; fi
+      if [ "$try" = 20 ]; then exit 70; fi
+      sleep 30
+    done
   fi
 }
 

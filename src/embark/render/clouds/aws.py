@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from embark.errors import ExitCode
 from embark.render.folder import File
 from embark.render.job import Job, Location
 from embark.render.shell_text import Shell, Step, Words, job_text, render_template, script_file, variable
@@ -173,10 +174,12 @@ def end_words() -> Words:
 
 def render_eks(job: Job) -> list[File]:
     """Write `eks_cluster.yaml` for eksctl, and `eks_cluster.sh` that runs it and what comes after."""
+    zone = job.location.zone
+    values = {"second_zone": f"{zone[:-1]}{'b' if zone.endswith('a') else 'a'}", "exit_codes": ExitCode}
     return [
-        File("eks_cluster.yaml", job_text("aws/eks_cluster.yaml.j2", job, statements=bucket_statements(job))),
+        File("eks_cluster.yaml", job_text("aws/eks_cluster.yaml.j2", job, statements=bucket_statements(job), **values)),
         File("eks_objects.yaml", job_text("aws/eks_objects.yaml.j2", job, about=ABOUT_OBJECTS)),
-        script_file("eks_cluster.sh", "aws/cluster.sh.j2", job),
+        script_file("eks_cluster.sh", "aws/cluster.sh.j2", job, **values),
     ]
 
 

@@ -16,6 +16,8 @@ MACHINES_ACCOUNT = Shell('"embark-machines@$PROJECT.iam.gserviceaccount.com"')
 """The service account of plain machines and TPU VMs. New organizations give the default one no role."""
 _ZONE = option("--zone", variable("ZONE"))
 LOCAL_SSD_GB = 375 * 1.073741824  # Google sells them by 375 GiB; the catalog counts in GB.
+DEFAULT_ADDONS = ("HttpLoadBalancing", "HorizontalPodAutoscaling", "GcePersistentDiskCsiDriver")
+"""What a cluster has without `--addons`; a name that the flag leaves out is switched off."""
 INSTALLERS = "https://raw.githubusercontent.com/GoogleCloudPlatform/container-engine-accelerators/master"
 INSTALLER_OF = {
     "gpudirect-tcpx": ["gpudirect-tcpx/nccl-tcpx-installer.yaml", "nri_device_injector/nri-device-injector.yaml"],
@@ -117,7 +119,7 @@ class ExtraNetwork:
 def render_gke(job: Job) -> list[File]:
     """Write `gke_cluster.sh`, which makes networks, cluster and node pool, and what it applies."""
     machine, place, is_tpu = job.machine, job.place, job.is_tpu
-    addons = ["GcsFuseCsiDriver"]
+    addons = [*DEFAULT_ADDONS, "GcsFuseCsiDriver"]
     if place.volume:
         addons.append("GcpFilestoreCsiDriver" if place.volume.startswith("filestore") else "LustreCsiDriver")
     is_compact = (machine.num_hosts > 1 if is_tpu
