@@ -1,6 +1,7 @@
 """What the clouds offer, as values. `None`, or an empty text, stands for what is not known. The annotations are the
 rules by which `load` checks each field of a file."""
 
+import datetime
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from embark.errors import UserError, did_you_mean, near_names
 Cloud = Literal["aws", "azure", "gcp"]
 CLOUDS: tuple[Cloud, ...] = get_args(Cloud)
 SaleMode = Literal["on-demand", "spot", "block", "flex-start", "reserved"]
+WARNING_DAYS = 60  # Days before the end of support from which it is worth a warning.
 NUM_NEAR = 3  # Names that an error suggests, at most.
 DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?")
 
@@ -294,6 +296,31 @@ class Volume:
         return None if self.usd_per_gib_month is None else tib * 1024 * self.usd_per_gib_month
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """The end of a version's support."""
+
+    name: Text  # The product and the version, such as `eks-1.35`.
+    title: Text
+    ends: datetime.date
+    refused: datetime.date | None = None  # The cloud creates nothing of it after this day; None: it does.
+    then: Text  # What happens after the end.
+    is_rendered: bool = False  # Rendered files name it.
+    origin: Origin
+
+    def is_refused(self, today: datetime.date) -> bool:
+        return self.refused is not None and today > self.refused
+
+    def notice(self, today: datetime.date) -> str:
+        """Return a sentence on an end that has come or is near; empty if it is far away."""
+        num_days = (self.ends - today).days
+        if num_days > WARNING_DAYS:
+            return ""
+        ends = f"is supported until {self.ends}, {num_days} days from now" if num_days >= 0 else \
+            f"is out of support since {self.ends}"
+        return f"{self.title} {ends}: then {self.then}"
+
+
 @dataclass(frozen=True, slots=True)
 class Citation:
     """The page behind a row's `source`."""
@@ -317,6 +344,12 @@ class Catalog:
     """Keyed by cloud, machine and region; an empty text is any."""
     zones: Mapping[str, Zones]
     cpu_machines: Mapping[str, CpuMachine]  # They run no training, so that only serving asks for them.
+    support: Mapping[str, Support]
+
+    def rendered_version(self, product: str) -> str:
+        """Return the version of a product that rendered files name."""
+        return next(name.removeprefix(f"{product}-") for name, one in self.support.items()
+                    if one.is_rendered and name.startswith(f"{product}-"))
 
     def zones_of(self, machine: Machine | CpuMachine) -> Zones | None:
         """Return the zones that sell a machine; None if the catalog does not know: every zone of a region may have

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from dataclasses import replace
@@ -11,6 +12,10 @@ import yaml
 from recorded_commands import run_script
 from render_jobs import MACHINES, job_of
 
+from embark.catalog import load_catalog
+from embark.catalog.machine import WARNING_DAYS
+from embark.errors import UserError
+from embark.lint.rendered import refuse_faults
 from embark.render.clouds.aws import render_eks
 from embark.render.clouds.azure import LUSTRE_DRIVER_VERSION, render_aks
 from embark.render.clouds.gcp import extra_networks, render_gke
@@ -60,9 +65,25 @@ def test_a_machine_without_efa_asks_for_none():
     assert "efaEnabled" not in group
 
 
-def test_the_kubernetes_version_is_one_that_is_still_supported():
-    version = cluster_config(job_of("p4d.24xlarge"))["metadata"]["version"]
-    assert tuple(map(int, version.split("."))) >= (1, 33)
+def test_eks_stays_in_standard_support_and_aks_takes_its_default():
+    config = cluster_config(job_of("p4d.24xlarge"))
+    support = load_catalog().support[f"eks-{config['metadata']['version']}"]
+    assert support.ends - datetime.date(2026, 11, 18) > datetime.timedelta(days=WARNING_DAYS)
+    assert config["upgradePolicy"] == {"supportType": "STANDARD"}, "extended support costs six times as much"
+    assert "--kubernetes-version" not in text_of(render_aks(job_of("Standard_ND96asr_v4")), "aks_cluster.sh").replace(
+        "# Without --kubernetes-version", "")
+
+
+@pytest.mark.parametrize(("today", "refused"), [("2027-01-27", False), ("2028-03-28", True)])
+def test_a_rendering_warns_of_an_end_and_refuses_what_cannot_be_created(today, refused):
+    files = render_eks(job_of("p4d.24xlarge"))
+    day = datetime.date.fromisoformat(today)
+    if refused:
+        with pytest.raises(UserError, match="EMB401") as raised:
+            refuse_faults(files, day)
+        assert "newer Embark" in raised.value.fix
+    else:
+        assert [one.code for one in refuse_faults(files, day)] == ["EMB414"]
 
 
 def test_a_machine_that_is_sold_in_blocks_says_where_its_reservation_goes():

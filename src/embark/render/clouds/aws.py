@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from embark.catalog import load_catalog
 from embark.errors import ExitCode
 from embark.render.folder import File
 from embark.render.job import Job, Location
@@ -175,7 +176,8 @@ def end_words() -> Words:
 def render_eks(job: Job) -> list[File]:
     """Write `eks_cluster.yaml` for eksctl, and `eks_cluster.sh` that runs it and what comes after."""
     zone = job.location.zone
-    values = {"second_zone": f"{zone[:-1]}{'b' if zone.endswith('a') else 'a'}", "exit_codes": ExitCode}
+    values = {"second_zone": f"{zone[:-1]}{'b' if zone.endswith('a') else 'a'}", "exit_codes": ExitCode,
+              "version": load_catalog().rendered_version("eks")}
     return [
         File("eks_cluster.yaml", job_text("aws/eks_cluster.yaml.j2", job, statements=bucket_statements(job), **values)),
         File("eks_objects.yaml", job_text("aws/eks_objects.yaml.j2", job, about=ABOUT_OBJECTS)),
