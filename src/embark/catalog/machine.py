@@ -2,6 +2,7 @@
 rules by which `load` checks each field of a file."""
 
 import datetime
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -277,7 +278,8 @@ class Volume:
     cloud: Cloud
     kind: Literal["object", "file"]
     mbyte_per_s_per_tib: Known = None  # Reads, in 10^6 bytes; an object store has no such figure.
-    min_tib: Known = None
+    min_gib: Known = None
+    step_gib: Known = None
     max_tib: Known = None
     limit_gbit_per_s: Known = None
     limit_scope: str = ""
@@ -285,6 +287,18 @@ class Volume:
     price_region: str = ""
     origin: Origin
     price_origin: Origin  # The price's own origin: speed and size are often on another page.
+
+    @property
+    def min_tib(self) -> float:
+        return (self.min_gib or 0.0) / 1024
+
+    def bought_gib(self, tib: float) -> int:
+        """Return the size that is sold with at least so many TiB, or the largest."""
+        least_gib = min(tib, self.max_tib or tib) * 1024
+        if self.min_gib is not None and least_gib <= self.min_gib:
+            return round(self.min_gib)
+        step_gib = self.step_gib or 1.0
+        return round(math.ceil(least_gib / step_gib - 1e-9) * step_gib)
 
     def gbyte_per_s(self, tib: float) -> float | None:
         """Read speed of so many TiB of it, in 10^9 bytes a second."""

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from embark.catalog import Catalog, Machine, SpecPrice, Volume, find_volume, load_catalog, machine_of_place, price_spec
 from embark.catalog.pricing import DEFAULT_MACHINES
@@ -30,6 +30,9 @@ from embark.render.serving import (
 from embark.spec import RunSpec, to_toml
 from embark.spec.place import PlaceSpec, PodTarget
 from embark.spec.train import batch_mistakes
+
+if TYPE_CHECKING:
+    from embark.plan.storage import StorageOffer
 
 CLUSTER = "embark"  # One cluster for all runs: a run adds a node pool to it if it needs another machine.
 SCHEMES = {"aws": "s3", "azure": "az", "gcp": "gs"}
@@ -263,6 +266,13 @@ class Job:
     def volume(self) -> Volume | None:
         """The file system that the spec names."""
         return find_volume(load_catalog(), self.place.volume) if self.place.volume else None
+
+    @cached_property
+    def bought_volume(self) -> StorageOffer | None:
+        """The file system in the size that the plan needs; None if the plan cannot know it."""
+        from embark.plan.plan import plan_volume
+
+        return plan_volume(self.spec, self.machine) if self.place.volume else None
 
     @property
     def data_source(self) -> str:
