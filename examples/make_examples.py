@@ -119,7 +119,8 @@ def cloud_guide(job: Job) -> str:
     registries = {"aws": f"123456789012.dkr.ecr.{location.region}.amazonaws.com", "azure": "yourregistry.azurecr.io",
                   "gcp": f"{location.region}-docker.pkg.dev/your-project/embark"}
     return guide(
-        job.cloud, job=job, location=location, volume=job.volume, volume_text=volume_text(job), script=NAMES[job.cloud], quota=quota_of(job),
+        job.cloud, job=job, location=location, volume=job.volume, volume_text=volume_text(job),
+        script=NAMES[job.cloud], quota=quota_of(job),
         cluster_script=CLUSTER_SCRIPTS[job.cloud], registry=registries[job.cloud], num=num_devices,
         per_gpu=(job.machine.fabric_gbit_per_s or 0) / max(1, num_devices), needed_units=needed_units(job),
         budget_usd=budget_usd(job), data_source=job.data_source, data_target=data_target(job), grace_s=grace_s(job),

@@ -103,7 +103,9 @@ def machine_of_place(catalog: Catalog, place: PlaceSpec) -> Machine | None:
 
 def purchase_of(place: PlaceSpec) -> Purchase:
     """Return how a spec's machines are paid for."""
-    return "spot" if place.spot else "on_demand"
+    if place.spot:
+        return "spot"
+    return "block" if place.capacity == "block" else "on_demand"
 
 
 def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from embark.catalog import Machine, load_catalog, machine_of_place
@@ -31,6 +31,14 @@ from embark.plan.survey import (
 from embark.plan.verdict import Verdict, survey_sentence, verdict
 from embark.plan.workload import Workload, resolve_data, trace_dense, workload_of
 from embark.spec import RunSpec
+
+CAPACITY_NOTES = {
+    "reserved": "the reservation is paid whether the run uses it or not; the dollars are what its machines cost on "
+                "demand for the time of the run",
+    "block": "a block is paid ahead, in whole days, whether the run uses it or not",
+    "flex-start": "flex-start waits for capacity before anything is paid, and ends machines after 7 days; it costs "
+                  "less than on demand, which is the price here",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +147,9 @@ def plan(
     if planner is not None:
         of_one = Estimator(spec, workload, catalog, predict_with(planner), region, purchase)
     estimate = of_one.of_place(machine)
+    if note := CAPACITY_NOTES.get(spec.place.capacity):
+        notes = (*estimate.prediction.notes, note)
+        estimate = replace(estimate, prediction=replace(estimate.prediction, notes=notes))
     answer = verdict(estimate, estimator, max_nodes=request.max_nodes)
     is_within = request.bounds.keeps(estimate, purchase)
     sentence = answer.sentence + ("" if is_within or not answer.fits else f"; that is not {request.bounds_text}")

@@ -86,12 +86,6 @@ def test_a_rendering_warns_of_an_end_and_refuses_what_cannot_be_created(today, r
         assert [one.code for one in refuse_faults(files, day)] == ["EMB414"]
 
 
-def test_a_machine_that_is_sold_in_blocks_says_where_its_reservation_goes():
-    group = cluster_config(job_of("p5e.48xlarge"))["managedNodeGroups"][1]
-    assert group["instanceMarketOptions"] == {"marketType": "capacity-block"}
-    assert group["capacityReservation"]["capacityReservationTarget"]["capacityReservationID"].startswith("cr-")
-
-
 def test_aks_keeps_gpus_out_of_the_system_pool():
     script = text_of(render_aks(job_of("Standard_ND96asr_v4", spot=True, nodes=3)), "aks_cluster.sh")
     create = re.search(r"az aks create(.*?)\n  fi", script, re.S).group(1)

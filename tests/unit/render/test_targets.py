@@ -168,9 +168,10 @@ def test_a_jobset_starts_all_again_and_tells_wrong_from_preempted():
 
 @pytest.mark.parametrize("machine", ["p5.48xlarge", "Standard_ND96isr_H100_v5", "a3-megagpu-8g"])
 def test_the_queue_covers_all_that_the_pods_ask_for(machine):
-    files = own_files(job_of(machine, queue="team", spot=True))
+    described = job_of(machine, queue="team", spot=True)
+    files = own_files(described)
     job = next(d for d in documents(files) if d["kind"] == "Job")
-    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == f"team-{described.location.pool}"
     queue = next(d for d in documents(files) if d["kind"] == "ClusterQueue")["spec"]["resourceGroups"][0]
     pod = job["spec"]["template"]["spec"]
     requests = {name for one in (*pod.get("initContainers", []), *pod["containers"])

@@ -145,8 +145,14 @@ def start_words(job: Job, location: Location) -> Words:
         Shell('"ResourceType=instance,Tags=[{Key=Name,Value=$NAME-$1},{Key=embark-run,Value=$NAME},'
               '{Key=embark-rank,Value=$1}]"'),
     ]
-    if job.num_nodes > 1:
+    if job.has_reservation:  # which decides where its machines stand: no placement group
+        words += ["--capacity-reservation-specification",
+                  f"CapacityReservationTarget={{CapacityReservationId={job.place.reservation}}}",
+                  "--placement", Shell('"AvailabilityZone=$ZONE"')]
+    elif job.num_nodes > 1:
         words += ["--placement", Shell('"GroupName=embark-$NAME,AvailabilityZone=$ZONE"')]
+    if job.capacity == "block":
+        words += ["--instance-market-options", "MarketType=capacity-block"]
     if job.is_spot:
         words += ["--instance-market-options",
                   "MarketType=spot,SpotOptions={SpotInstanceType=one-time,InstanceInterruptionBehavior=terminate}"]

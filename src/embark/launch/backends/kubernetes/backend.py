@@ -44,7 +44,7 @@ class Kubernetes(LaunchBackend):
         job = make_job(spec, load_catalog())
         where = {
             **self._cluster_of(job), "object": job.name, "target": spec.place.target, "num_nodes": job.num_pods,
-            "min_nodes": job.min_nodes * job.machine.num_hosts, "queue": spec.place.queue,
+            "min_nodes": job.min_nodes * job.machine.num_hosts, "queue": job.queue,
             "claim": job.claim_name if spec.place.volume else "", "config": job.config_name,
             "pool": job.location.pool,
         }
@@ -63,9 +63,11 @@ class Kubernetes(LaunchBackend):
         kubectl = self._kubectl(handle)
         if self._find(handle) is not None:
             raise self._exists(f"{self._title(handle)} in namespace {place.namespace}", handle)
-        if place.queue and not kubectl.has("localqueues.kueue.x-k8s.io", place.queue):
-            raise UserError(f"the namespace {place.namespace} has no queue {place.queue}",
-                            fix="embark render writes kueue.yaml: kubectl apply -f it once, or leave place.queue out")
+        queue = str(handle.where["queue"])
+        if queue and not kubectl.has("localqueues.kueue.x-k8s.io", queue):
+            raise UserError(f"the namespace {place.namespace} has no queue {queue}",
+                            fix="embark render writes kueue.yaml: kubectl apply -f it once; place.infrastructure = "
+                                "false if the queue is your cluster's own; or leave place.queue out")
         if place.volume and not kubectl.has("persistentvolumeclaims", handle.where["claim"]):
             raise UserError(f"the claim {handle.where['claim']} of place.volume does not exist",
                             fix="embark render writes storage.sh: run it once")
