@@ -1,6 +1,8 @@
 """What the clouds offer, as values. `None`, or an empty text, stands for what is not known. The annotations are the
 rules by which `load` checks each field of a file."""
 
+import datetime
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,6 +16,7 @@ Cloud = Literal["aws", "azure", "gcp"]
 CLOUDS: tuple[Cloud, ...] = get_args(Cloud)
 AnyCloud = Cloud | Literal[""]  # Empty: of a cluster that is described, in a cloud that the catalog does not know.
 SaleMode = Literal["on-demand", "spot", "block", "flex-start", "reserved"]
+WARNING_DAYS = 60  # Days before the end of support from which it is worth a warning.
 NUM_NEAR = 3  # Names that an error suggests, at most.
 DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?")
 
@@ -276,7 +279,8 @@ class Volume:
     cloud: Cloud
     kind: Literal["object", "file"]
     mbyte_per_s_per_tib: Known = None  # Reads, in 10^6 bytes; an object store has no such figure.
-    min_tib: Known = None
+    min_gib: Known = None
+    step_gib: Known = None
     max_tib: Known = None
     limit_gbit_per_s: Known = None
     limit_scope: str = ""
@@ -284,6 +288,18 @@ class Volume:
     price_region: str = ""
     origin: Origin
     price_origin: Origin  # The price's own origin: speed and size are often on another page.
+
+    @property
+    def min_tib(self) -> float:
+        return (self.min_gib or 0.0) / 1024
+
+    def bought_gib(self, tib: float) -> int:
+        """Return the size that is sold with at least so many TiB, or the largest."""
+        least_gib = min(tib, self.max_tib or tib) * 1024
+        if self.min_gib is not None and least_gib <= self.min_gib:
+            return round(self.min_gib)
+        step_gib = self.step_gib or 1.0
+        return round(math.ceil(least_gib / step_gib - 1e-9) * step_gib)
 
     def gbyte_per_s(self, tib: float) -> float | None:
         """Read speed of so many TiB of it, in 10^9 bytes a second."""
@@ -293,6 +309,31 @@ class Volume:
 
     def usd_per_month(self, tib: float) -> float | None:
         return None if self.usd_per_gib_month is None else tib * 1024 * self.usd_per_gib_month
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """The end of a version's support."""
+
+    name: Text  # The product and the version, such as `eks-1.35`.
+    title: Text
+    ends: datetime.date
+    refused: datetime.date | None = None  # The cloud creates nothing of it after this day; None: it does.
+    then: Text  # What happens after the end.
+    is_rendered: bool = False  # Rendered files name it.
+    origin: Origin
+
+    def is_refused(self, today: datetime.date) -> bool:
+        return self.refused is not None and today > self.refused
+
+    def notice(self, today: datetime.date) -> str:
+        """Return a sentence on an end that has come or is near; empty if it is far away."""
+        num_days = (self.ends - today).days
+        if num_days > WARNING_DAYS:
+            return ""
+        ends = f"is supported until {self.ends}, {num_days} days from now" if num_days >= 0 else \
+            f"is out of support since {self.ends}"
+        return f"{self.title} {ends}: then {self.then}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +359,12 @@ class Catalog:
     """Keyed by cloud, machine and region; an empty text is any."""
     zones: Mapping[str, Zones]
     cpu_machines: Mapping[str, CpuMachine]  # They run no training, so that only serving asks for them.
+    support: Mapping[str, Support]
+
+    def rendered_version(self, product: str) -> str:
+        """Return the version of a product that rendered files name."""
+        return next(name.removeprefix(f"{product}-") for name, one in self.support.items()
+                    if one.is_rendered and name.startswith(f"{product}-"))
 
     def zones_of(self, machine: Machine | CpuMachine) -> Zones | None:
         """Return the zones that sell a machine; None if the catalog does not know: every zone of a region may have

@@ -104,6 +104,13 @@ def machine_of_place(catalog: Catalog, place: PlaceSpec) -> Machine | None:
         raise SpecError([Mistake("", "place.machine", name, "the catalog has no such machine", error.fix)]) from error
 
 
+def purchase_of(place: PlaceSpec) -> Purchase:
+    """Return how a spec's machines are paid for."""
+    if place.spot:
+        return "spot"
+    return "block" if place.capacity == "block" else "on_demand"
+
+
 def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | None:
     """Return the price of a spec's machines; None if `[place]` names neither a machine nor a cloud.
 
@@ -114,7 +121,7 @@ def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | Non
     machine = machine_of_place(catalog, place)
     if machine is None:
         return None
-    purchase: Purchase = "spot" if place.spot else "on_demand"
+    purchase = purchase_of(place)
     if region := region_of(machine.cloud, place):
         price = catalog.prices.get((machine.name, region))
     else:

@@ -19,7 +19,7 @@ from embark.plan.cost import Bill
 from embark.plan.plan import CatalogPlan, MachinePlan, PlanRequest
 from embark.plan.plan import plan as make_plan
 from embark.plan.prediction import GIB, MemoryUse, Prediction, StepTime
-from embark.plan.storage import StorageNeed, StorageOffer
+from embark.plan.storage import StorageNeed, StorageOffer, copy_s
 from embark.plan.survey import Estimate, Survey, pareto_front
 from embark.plan.workload import Workload
 from embark.spec import RunSpec, load_spec
@@ -241,7 +241,7 @@ def _render_estimate(console: Console, found: MachinePlan) -> None:
     console.text(f"set store.hours_between_failures = {hours:{'.0f' if hours >= 100 else '.4g'}} to plan with the same "
                  "failure rate", style="dim")
     if estimate.need is not None:
-        _render_storage(console, estimate.need, estimate.offers)
+        _render_storage(console, estimate.need, estimate.offers, estimate.volume)
 
 
 def _render_memory(console: Console, memory: MemoryUse, whose: str) -> None:
@@ -292,7 +292,9 @@ def _render_time(console: Console, bill: Bill, workload: Workload) -> None:
                  f"({workload.source}); {bill.failures.why}", style="dim")
 
 
-def _render_storage(console: Console, need: StorageNeed, offers: Sequence[StorageOffer]) -> None:
+def _render_storage(
+    console: Console, need: StorageNeed, offers: Sequence[StorageOffer], volume: StorageOffer | None
+) -> None:
     reads = "no reads"
     if need.data_bytes:
         reads = (f"{need.file_gbyte_per_s:,.2f} GB/s of reads from a file system, or {need.object_gbyte_per_s:,.2f} "
@@ -302,6 +304,13 @@ def _render_storage(console: Console, need: StorageNeed, offers: Sequence[Storag
     console.text(f"\nstorage: {reads}; {need.write_gbyte_per_s:,.2f} GB/s of writes to end a save before the next"
                  f"{grace}; {format_bytes(need.data_bytes + need.kept_bytes)} in all")
     console.text(need.reads_why, style="dim")
+    if volume is not None:
+        speed = "" if volume.gbyte_per_s is None else f", {volume.gbyte_per_s:,.2f} GB/s to these machines"
+        seconds = copy_s(need, volume)
+        copied = f"; filling it takes about {format_duration(seconds)} before the machines start" if seconds else ""
+        why = f"; {volume.why}" if volume.why else ""
+        console.text(f"place.volume: storage.sh buys {volume.tib * 1024:,.0f} GiB of {volume.volume.title}{speed}, "
+                     f"{format_usd(volume.usd_per_month)} a month{copied}{why}")
     console.table([{"volume": o.volume.name, "TiB": round(o.tib, 2), "GB/s": o.gbyte_per_s,
                     "$ a month": format_usd(o.usd_per_month), "enough": o.is_enough, "": o.why or " "}
                    for o in offers[:MOST_OFFERS]])

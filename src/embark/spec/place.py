@@ -77,6 +77,14 @@ class PlaceSpec(Section):
     """The zone, if one must be named; empty: the region's first that sells the machine."""
     spot: bool = False
     """Use spot (preemptible) machines."""
+    capacity: Literal["", "on-demand", "reserved", "block", "flex-start"] = ""
+    """How machines that are not on spot are bought. `reserved` and `block` use those of `reservation`, which is paid
+    whether they run or not: an AWS capacity reservation or Capacity Block, a reservation or a block of Google Cloud, an
+    Azure capacity reservation group. `flex-start`, on Google Cloud: the run waits, unpaid, until all its machines can
+    be had, and has them for at most 7 days. Empty: on demand, or flex-start if Google sells the machine only so."""
+    reservation: str = Field(default="", max_length=300, pattern=r"^[A-Za-z0-9/][A-Za-z0-9/._()-]*$|^$")
+    """What `capacity = "reserved"` or `"block"` uses: `cr-0123456789abcdef0` on AWS, the reservation's name on Google
+    Cloud (`projects/PROJECT/reservations/NAME` if another project shares it), the group's resource id on Azure."""
     target: Target = "job"
     """What starts the processes: a Kubernetes `job`, `jobset`, Kubeflow's `trainjob` or `pytorchjob`, `ray`, `torchx`,
     `vertex`, or plain machines (`vm`, `tpu-vm`). `follow`: a trainer that follows `[stream]`,
@@ -122,7 +130,8 @@ class PlaceSpec(Section):
     storage_account: str = Field(default="", pattern=r"^[a-z0-9]{3,24}$|^$")
     """Azure storage account that holds the containers of `az://…`."""
     queue: str = Field(default="", max_length=63, pattern=rf"{_LABEL}|^$")
-    """A Kueue local queue, for gang scheduling. Empty: pods start one by one."""
+    """A Kueue local queue, for gang scheduling; on a cluster that Embark makes its name continues with the kind of
+    machine, such as `embark-p4d-24xlarge`. Empty: pods start one by one."""
     volume: str = Field(default="", max_length=60, pattern=r"^[a-z0-9][a-z0-9-]*$|^$")
     """A file system from `embark catalog list --volumes` to mount at `volume_path`, with or without an object store."""
     volume_path: str = Field(default="/mnt/data", max_length=200, pattern=r"^(/[A-Za-z0-9._-]+)+$")

@@ -46,7 +46,7 @@ class Kubernetes(LaunchBackend):
         job = make_job(spec, load_catalog())
         where = {
             **self._cluster_of(job), "object": job.name, "target": spec.place.target, "num_nodes": job.num_pods,
-            "min_nodes": job.min_nodes * job.machine.num_hosts, "queue": spec.place.queue,
+            "min_nodes": job.min_nodes * job.machine.num_hosts, "queue": job.queue,
             "claim": job.claim_name, "config": job.config_name,
             "pool": job.location.pool,
         }
@@ -65,8 +65,9 @@ class Kubernetes(LaunchBackend):
         kubectl = self._kubectl(handle)
         if self._find(handle) is not None:
             raise self._exists(f"{self._title(handle)} in namespace {place.namespace}", handle)
-        if place.queue and not kubectl.has("localqueues.kueue.x-k8s.io", place.queue):
-            raise UserError(f"the namespace {place.namespace} has no queue {place.queue}",
+        queue = str(handle.where["queue"])
+        if queue and not kubectl.has("localqueues.kueue.x-k8s.io", queue):
+            raise UserError(f"the namespace {place.namespace} has no queue {queue}",
                             fix=CONTRACT if place.is_existing else
                             "embark render writes kueue.yaml: kubectl apply -f it once, or leave place.queue out")
         if (claim := handle.where["claim"]) and not kubectl.has("persistentvolumeclaims", claim):
