@@ -272,5 +272,5 @@ def _requests(pod: K8sObject) -> dict[str, float]:
     total: Counter[str] = Counter()
     for container in (*rows(pod, "containers"), *beside):
         asked = texts(at(container, "resources.limits")) | texts(at(container, "resources.requests"))
-        total.update({name: quantity(amount) or 0.0 for name, amount in asked.items()})  # type: ignore[misc]
+        total.update({name: quantity(amount) or 0.0 for name, amount in asked.items()})
     return dict(total)

@@ -237,8 +237,8 @@ def test_the_guide_s_commands_run_and_the_run_trains(tmp_path: Path):
             done = session.bash(text, tmp_path)
             assert done.returncode == 0, f"{text}\n{done.stdout}"
             output += done.stdout
-        ended = session.bash("kubectl wait job/ads --namespace=ads --for=condition=Complete --timeout=1h && embark status "
-                             "ads && embark cancel ads --yes", tmp_path)
+        ended = session.bash("kubectl wait job/ads --namespace=ads --for=condition=Complete --timeout=1h\n"
+                             "embark status ads\nembark cancel ads --yes", tmp_path)
     assert "the cluster for ads: ready" in output
     assert ended.returncode == 0, ended.stdout
     assert "succeeded" in ended.stdout

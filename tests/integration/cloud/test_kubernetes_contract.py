@@ -12,7 +12,8 @@ from embark.launch.shell import Shell
 
 SETTINGS = ("place.cluster=existing", "place.claim=shared", "place.queue=ads", "place.pull_secret=login",
             'place.node_selector=["pool=h100"]')
-NEEDS = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "hugepages-2Mi": "20Gi", "cpu": "191", "memory": "2000Gi"}
+NEEDS = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "hugepages-2Mi": "20Gi", "cpu": "191",
+         "memory": "2000Gi"}
 LOGIN = "eyJhdXRocyI6IHsicmVnaXN0cnkuZXhhbXBsZS5jb20iOiB7fX19"  # of registry.example.com
 
 
@@ -22,7 +23,8 @@ def api(tmp_path, monkeypatch):
         settle(server, tmp_path, monkeypatch)
         server.put("namespaces", "embark", "")
         server.put("serviceaccounts", "embark")
-        server.put("persistentvolumeclaims", "shared", spec={"accessModes": ["ReadWriteMany"]}, status={"phase": "Bound"})
+        server.put("persistentvolumeclaims", "shared", spec={"accessModes": ["ReadWriteMany"]},
+                   status={"phase": "Bound"})
         server.put("localqueues", "ads", status={"conditions": [{"type": "Active", "status": "True"}]})
         server.put("secrets", "login", data={".dockerconfigjson": LOGIN}, metadata={"namespace": "embark"})
         for name in ("one", "two"):
