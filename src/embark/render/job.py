@@ -451,6 +451,8 @@ def _target_mistakes(job: Job) -> Iterator[Mistake]:
 
 def _capacity_mistakes(job: Job) -> Iterator[Mistake]:
     place, capacity, machine = job.place, job.capacity, job.machine
+    if place.is_existing:  # its owner bought the machines
+        return
     if job.is_spot:
         if place.capacity or place.reservation:
             yield _mistake("place.capacity", place.capacity, "place.spot = true takes spot machines",
