@@ -111,6 +111,7 @@ NO_FILES = {
     "data/prepare/prepare.py": "settings of its own, as JSON would give them back",
     "diagnose/scan.py": "rules that come with Embark",
     "doctor/account.py": "answers of the clouds' programs",
+    "doctor/cluster.py": "manifests that it has rendered",
     "doctor/network.py": "the answer of a process that it starts, in a temporary folder",
     "events/monitoring.py": "a template that comes with Embark",
     "events/quality.py": "rules that come with Embark",
