@@ -69,6 +69,11 @@ roles() {
     --member="$pods" \
     --role=roles/storage.objectUser \
     --project="$PROJECT"
+  # Servers read, and no more.
+  run gcloud storage buckets add-iam-policy-binding gs://embark-example \
+    --member="principal://iam.googleapis.com/$pool/subject/ns/"embark/sa/embark-serve \
+    --role=roles/storage.objectViewer \
+    --project="$PROJECT"
 }
 
 # Adds the GPU machines' node pool. The autoscaler starts them when the job's pods wait for them.

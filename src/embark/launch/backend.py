@@ -283,17 +283,18 @@ class LaunchBackend(ABC):
 BACKENDS = {
     "local": "local:Local",
     "kubernetes": "kubernetes.backend:Kubernetes", "kubernetes-server": "kubernetes.server:KubernetesServer",
+    "kubernetes-follow": "kubernetes.server:KubernetesFollow",
     "ray": "ray:Ray",
     "vertex": "vertex:Vertex", "vm": "vm:Vm", "tpu-vm": "tpu_vm:TpuVm",
 }
 TARGETS = {
     "job": "kubernetes", "jobset": "kubernetes", "trainjob": "kubernetes", "pytorchjob": "kubernetes",
     "ray": "ray", "vertex": "vertex", "vm": "vm", "tpu-vm": "tpu-vm",
-    "serve": "kubernetes-server", "kserve": "kubernetes-server",
+    "serve": "kubernetes-server", "kserve": "kubernetes-server", "follow": "kubernetes-follow",
 }
 """The backend of each `place.target`, for a machine of a cloud."""
 RAY_DASHBOARD = "http://127.0.0.1:8265"
-USES_KUBECTL = ("kubernetes", "kubernetes-server")
+USES_KUBECTL = ("kubernetes", "kubernetes-server", "kubernetes-follow")
 
 
 def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "") -> LaunchBackend:

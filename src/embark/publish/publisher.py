@@ -32,6 +32,7 @@ from embark.export.delta import PARENT, identity_of
 from embark.export.export_run import export_uri, read_contents
 from embark.export.write_version import CHECKPOINT, CHECKPOINT_TIME, WRITTEN_OVER, write_version
 from embark.formatting import to_finite
+from embark.heartbeat import beat
 from embark.publish.gate import GateVerdict, earlier_gate, judge, to_record
 from embark.publish.gate_rows import GateRows, open_gate_rows
 from embark.spec.serve import PublishSpec
@@ -169,6 +170,7 @@ def watch(
     and retried."""
     last, next_s, last_error = "", 0.0, ""
     while not is_stopped():
+        beat()
         try:
             trained = _find(run, sets)
             if identity_of(trained.checkpoint) != last and time.monotonic() >= next_s:

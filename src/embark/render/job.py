@@ -22,6 +22,7 @@ from embark.render.serving import (
     artifact_of,
     endpoint_mistakes,
     follow_mistakes,
+    has_own_broker,
     published_uri,
     serve_mistakes,
     with_broker,
@@ -345,6 +346,18 @@ class Job:
         return list(paths.values())
 
     @property
+    def versions(self) -> Bucket | None:
+        """Where servers read versions of models, and may do nothing else: of every run that shares the store."""
+        spec = self.spec
+        is_usual = not spec.serve.artifact and not spec.stream.is_on
+        scheme, name, prefix = _split_uri(f"{spec.store.root.rstrip('/')}/*/export" if is_usual else artifact_of(spec))
+        return Bucket(scheme, name, prefix, is_written=False) if scheme == SCHEMES[self.cloud] else None
+
+    @property
+    def has_own_broker(self) -> bool:
+        return self.target == FOLLOW and has_own_broker(self.spec, self.name)
+
+    @property
     def buckets(self) -> list[Bucket]:
         """The buckets of those paths, each once and without a prefix."""
         is_written = dict.fromkeys(((path.scheme, path.name) for path in self.object_store_paths), False)
@@ -535,10 +548,10 @@ def _account_mistakes(job: Job, *paths: str) -> Iterator[Mistake]:
 
 
 def _identity_mistakes(job: Job) -> Iterator[Mistake]:
-    identity = job.place.identity
     pattern, example = _IDENTITIES.get(job.cloud, ("", "nothing: set place.cloud if the cluster is one of its"))
-    if identity and not re.fullmatch(pattern, identity):
-        yield _mistake("place.identity", identity, f"is not an identity of {job.cloud}", f"it looks like {example}")
+    for field, identity in (("place.identity", job.place.identity), ("serve.identity", job.spec.serve.identity)):
+        if identity and not re.fullmatch(pattern, identity):
+            yield _mistake(field, identity, f"is not an identity of {job.cloud}", f"it looks like {example}")
 
 
 def _budget_mistakes(job: Job) -> Iterator[Mistake]:

@@ -10,13 +10,14 @@ PodTarget = Literal["job", "jobset", "trainjob", "pytorchjob", "ray", "torchx"]
 ServeTarget = Literal["serve", "kserve", "cloud-run", "vertex-endpoint", "sagemaker", "azureml"]
 Target = Literal[PodTarget, "vertex", "vm", "tpu-vm", "follow", ServeTarget]
 
-_LABEL = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
+LABEL = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
 """A DNS label, as Kubernetes takes it for a name."""
 _IMAGE = (
     r"^$|^[a-z0-9]+([.-][a-z0-9]+)*(:[0-9]{1,5})?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*"
     r"(:[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(@sha256:[0-9a-f]{64})?$"
 )
 _FILE = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$"
+IDENTITY = r"^[A-Za-z0-9][A-Za-z0-9:/@._+=,-]*$|^$"
 Paths = Annotated[tuple[Annotated[str, Field(max_length=200, pattern=_FILE)], ...], Field(strict=False)]
 
 _KEY = r"([a-z0-9A-Z][a-zA-Z0-9._-]*/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
@@ -105,7 +106,7 @@ class PlaceSpec(Section):
     resources: Amounts = ()
     """Existing cluster: what each pod asks for besides accelerators, or instead of the catalog's numbers, such as
     `["rdma/ib=8", "cpu=96", "memory=900Gi"]`."""
-    claim: str = Field(default="", max_length=253, pattern=rf"{_LABEL}|^$")
+    claim: str = Field(default="", max_length=253, pattern=rf"{LABEL}|^$")
     """Existing cluster: a PersistentVolumeClaim of the namespace to mount at `volume_path`."""
     storage_class: str = Field(default="", max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$|^$")
     """Existing cluster: the StorageClass of the broker's volume (`target = "follow"`); empty: the cluster's default."""
@@ -118,18 +119,18 @@ class PlaceSpec(Section):
     image_files: Paths = ()
     """Files and folders beside the rendered `Dockerfile` that it copies to where the container starts, such as a script
     of your own."""
-    namespace: str = Field(default="embark", max_length=63, pattern=_LABEL)
+    namespace: str = Field(default="embark", max_length=63, pattern=LABEL)
     """Kubernetes namespace of the run's objects."""
-    service_account: str = Field(default="embark", max_length=63, pattern=_LABEL)
+    service_account: str = Field(default="embark", max_length=63, pattern=LABEL)
     """Kubernetes service account of the pods."""
-    identity: str = Field(default="", max_length=256, pattern=r"^[A-Za-z0-9][A-Za-z0-9:/@._+=,-]*$|^$")
+    identity: str = Field(default="", max_length=256, pattern=IDENTITY)
     """Cloud identity of the pods: the ARN of an IAM role, the client id of an Azure managed identity, or the email of a
     Google service account. Empty: what EKS Pod Identity or the machines grant."""
     account: str = Field(default="", max_length=100, pattern=r"^[a-z0-9][a-z0-9:.-]*$|^$")
     """The AWS account, Azure subscription or Google Cloud project that is billed."""
     storage_account: str = Field(default="", pattern=r"^[a-z0-9]{3,24}$|^$")
     """Azure storage account that holds the containers of `az://…`."""
-    queue: str = Field(default="", max_length=63, pattern=rf"{_LABEL}|^$")
+    queue: str = Field(default="", max_length=63, pattern=rf"{LABEL}|^$")
     """A Kueue local queue, for gang scheduling; on a cluster that Embark makes its name continues with the kind of
     machine, such as `embark-p4d-24xlarge`. Empty: pods start one by one."""
     volume: str = Field(default="", max_length=60, pattern=r"^[a-z0-9][a-z0-9-]*$|^$")

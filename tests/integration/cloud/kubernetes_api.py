@@ -22,8 +22,13 @@ from http_servers import HttpHandler, HttpServer
 
 KINDS = {
     "": {"namespaces": "Namespace", "serviceaccounts": "ServiceAccount", "configmaps": "ConfigMap",
-         "services": "Service", "pods": "Pod", "events": "Event", "persistentvolumeclaims": "PersistentVolumeClaim"},
-    "apps/v1": {"deployments": "Deployment"},
+         "services": "Service", "pods": "Pod", "events": "Event", "persistentvolumeclaims": "PersistentVolumeClaim",
+         "secrets": "Secret", "nodes": "Node"},
+    "apps/v1": {"deployments": "Deployment", "statefulsets": "StatefulSet"},
+    "networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},
+    "apiextensions.k8s.io/v1": {"customresourcedefinitions": "CustomResourceDefinition"},
+    "apiregistration.k8s.io/v1": {"apiservices": "APIService"},
+    "monitoring.coreos.com/v1": {"podmonitors": "PodMonitor"},
     "autoscaling/v2": {"horizontalpodautoscalers": "HorizontalPodAutoscaler"},
     "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
     "batch/v1": {"jobs": "Job"},
@@ -34,6 +39,7 @@ KINDS = {
     "ray.io/v1": {"rayjobs": "RayJob"},
     "batch.volcano.sh/v1alpha1": {"jobs": "Job"},
 }
+NO_NAMESPACE = ("Namespace", "Node", "CustomResourceDefinition", "APIService")
 OWNERS = ("jobs", "jobsets", "trainjobs", "pytorchjobs", "rayjobs")
 OBJECT = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)"
@@ -221,9 +227,11 @@ class _Handler(HttpHandler):
         return self.answer_json(201, self._whole(group, plural, found))
 
     def _list(self, group: str, plural: str, namespace: str, query: dict[str, str]) -> dict[str, Any]:
-        wanted = dict(pair.split("=") for pair in query.get("labelSelector", "").split(",") if pair)
-        found = [one for (kind, of, _), one in list(self.owner.objects.items()) if kind == plural and of == namespace
-                 and wanted.items() <= one["metadata"].get("labels", {}).items()]
+        wanted = [pair.partition("=") for pair in query.get("labelSelector", "").split(",") if pair]
+        found = [one for (kind, of, _), one in list(self.owner.objects.items())
+                 if kind == plural and namespace in ("", of) and all(
+                     (value == labels.get(name)) if mark else name in labels for name, mark, value in wanted
+                     for labels in [one["metadata"].get("labels", {})])]
         kind = self.owner.kinds[group][plural]
         return {"kind": f"{kind}List", "apiVersion": group or "v1", "metadata": {"resourceVersion": "1"},
                 "items": [self._whole(group, plural, one) for one in found]}
@@ -273,7 +281,7 @@ class _Handler(HttpHandler):
         for group, plurals in kinds.items():
             if path == _root(group):
                 return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group or "v1", "resources": [
-                    {"name": plural, "singularName": kind.lower(), "namespaced": kind != "Namespace", "kind": kind,
+                    {"name": plural, "singularName": kind.lower(), "namespaced": kind not in NO_NAMESPACE, "kind": kind,
                      "verbs": ["create", "delete", "get", "list", "patch", "watch"]}
                     for plural, kind in plurals.items()]}
             if path == f"/openapi/v3{_root(group)}":
@@ -314,7 +322,7 @@ def _openapi(group: str, plurals: dict[str, str]) -> dict[str, Any]:
     for plural, kind in plurals.items():
         parameters = [{"name": word, "in": "query", "schema": {"type": "string"}} for word in
                       ("fieldValidation", "dryRun", "fieldManager", "force")]
-        where = "" if kind == "Namespace" else "/namespaces/{namespace}"
+        where = "" if kind in NO_NAMESPACE else "/namespaces/{namespace}"
         paths[f"{_root(group)}{where}/{plural}/{{name}}"] = {"patch": {
             "parameters": parameters, "responses": {"200": {"description": "OK"}},
             "x-kubernetes-action": "patch",

@@ -30,6 +30,7 @@ from embark.features.rows import RawRows
 from embark.features.schema import Schema
 from embark.features.values import json_object, moment_text
 from embark.formatting import format_count
+from embark.heartbeat import beat
 from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
@@ -57,6 +58,7 @@ class StreamSource:
         self._tables = spec.model.table_list()
         self._id_dtype = np.int64 if spec.model.has_dynamic_tables else np.int32
         schema, prepare, self._encoder, self._fingerprint = _row_format(spec)
+        beat()
         self._parser = RowParser(schema, prepare)
         label_parser = RowParser(replace(schema, dense=(), sparse=(), times=()), prepare)
         label = spec.data.label
@@ -140,6 +142,7 @@ class StreamSource:
 
     def trained(self, step: int) -> None:
         """Forget the states before a step."""
+        beat()
         position = step * self._batch_size
         for old in [one for one in list(self._states) if one < position]:
             del self._states[old]
@@ -220,6 +223,7 @@ class StreamSource:
     def _wait_for(self, reader: StreamReader, partition: str) -> list[Message]:
         began_s, has_warned = time.monotonic(), False
         while True:
+            beat()
             self._acknowledge_now(reader)
             if found := reader.poll(partition, POLL_S):
                 return found
