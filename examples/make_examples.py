@@ -98,7 +98,7 @@ def cloud_job(cloud: str) -> Job:
 def quickstart_job() -> Job:
     """For a cluster that exists; the other clouds differ in `place.cloud` and `store.root` only."""
     place = {"cloud": "aws", "nodes": 2, "image": f"{PLACEHOLDER_REGISTRY}{default_image()}", "image_files": [SCRIPT],
-             "infrastructure": False}
+             "cluster": "existing"}
     return _job("quickstart", name="torchrec-quickstart", place=place, store={"root": ROOTS["aws"]})
 
 

@@ -14,6 +14,7 @@ from embark.errors import UserError, did_you_mean, near_names
 
 Cloud = Literal["aws", "azure", "gcp"]
 CLOUDS: tuple[Cloud, ...] = get_args(Cloud)
+AnyCloud = Cloud | Literal[""]  # Empty: of a cluster that is described, in a cloud that the catalog does not know.
 SaleMode = Literal["on-demand", "spot", "block", "flex-start", "reserved"]
 WARNING_DAYS = 60  # Days before the end of support from which it is worth a warning.
 NUM_NEAR = 3  # Names that an error suggests, at most.
@@ -89,7 +90,7 @@ class Fabric:
 
     name: Text
     title: Text
-    cloud: Cloud
+    cloud: AnyCloud
     transport: Text
     kubernetes_resource: str = ""  # Name of the resource in a pod's limits; empty if it needs none.
     kubernetes_also: Words = ()
@@ -120,7 +121,7 @@ class Quota:
 class Reserve:
     """The memory and processors that a cloud's Kubernetes node reserves for itself."""
 
-    cloud: Cloud
+    cloud: AnyCloud
     memory_steps: Steps = ()  # Pairs of a size in GiB and the share that is reserved up to it.
     memory_mib: Positive
     vcpu_steps: Steps = ()
@@ -142,7 +143,7 @@ class Machine:
 
     name: Text
     also: Words = ()  # Other names of the machine.
-    cloud: Cloud
+    cloud: AnyCloud
     machine_type: str = ""  # The cloud's name for the host, if it differs from `name`.
     gpu: Gpu
     num_gpus: Count
@@ -380,12 +381,14 @@ class Catalog:
         return [*self.machines, *self.cpu_machines]
 
     def interruptions(self, machine: Machine, region: str) -> Interruption:
-        """Return the most specific rate: of the machine in the region, of the machine, or of its cloud."""
+        """Return the most specific rate: of the machine in the region, of the machine, or of its cloud; the highest of
+        all clouds for a machine of none."""
         rows, cloud = self.spot_interruptions, machine.cloud
         for key in ((cloud, machine.name, region), (cloud, machine.name, "")):
             if key in rows:
                 return rows[key]
-        return rows[cloud, "", ""]
+        of_clouds = [row for (name, *others), row in rows.items() if name == (cloud or name) and not any(others)]
+        return max(of_clouds, key=lambda row: row.per_hour)
 
     def urls(self, source: str) -> list[str]:
         """Return the pages behind a row's `source`."""
@@ -401,10 +404,29 @@ def find_machine(catalog: Catalog, name: str) -> Machine:
     raise UserError(f"{name!r}: no such machine", fix=_near_machines(catalog, wanted))
 
 
+_DESCRIBED = re.compile(r"([1-9][0-9]?)x(?P<gpu>\S+)", re.IGNORECASE)
+
+
+def describe_machine(catalog: Catalog, name: str, cloud: AnyCloud = "") -> Machine | None:
+    """Return the machine that a name such as `8xH100` describes by its accelerators; None if it is no such name."""
+    described = _DESCRIBED.fullmatch(name.strip())
+    gpu = next((gpu for gpu in catalog.gpus.values() if described and gpu.kind == "gpu"
+                and gpu.name.lower() == described["gpu"].lower()), None)
+    if described is None or gpu is None:
+        return None
+    num_gpus, link = int(described[1]), "nvlink" if gpu.nvlink_gbyte_per_s else "pcie"
+    return Machine(
+        name=f"{num_gpus}x{gpu.name}", cloud=cloud, gpu=gpu, num_gpus=num_gpus, num_hosts=1,
+        link=link if num_gpus > 1 else "", origin=gpu.origin,
+        fabric=Fabric(name="ethernet", title="Ethernet", cloud=cloud, transport="tcp", origin=gpu.origin),
+        reserve=Reserve(cloud=cloud, memory_mib=1024, origin=gpu.origin))
+
+
 def _near_machines(catalog: Catalog, wanted: str) -> str:
     by_name = {known.lower(): m.name for m in catalog.machines.values() for known in (m.name, *m.also)}
     names = dict.fromkeys(by_name[name] for name in near_names(wanted, by_name, 4 * NUM_NEAR))
-    return did_you_mean(list(names)[:NUM_NEAR]) or "embark catalog list shows them all"
+    return did_you_mean(list(names)[:NUM_NEAR]) or (
+        "embark catalog list shows them all; 8xH100 describes one of an existing cluster by its accelerators")
 
 
 def _kept(amount: float, steps: tuple[tuple[float, float], ...]) -> float:

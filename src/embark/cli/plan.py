@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from embark.catalog import find_machine, load_catalog
+from embark.catalog import load_catalog, machine_of_place
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase
 from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import ExitCode, UserError
@@ -148,7 +148,8 @@ def _render_here(console: Console, found: LocalPlan) -> None:
 def _torchrec_planner(spec: RunSpec) -> Planner:
     from embark.stack.versions import require_stack
 
-    if find_machine(load_catalog(), spec.place.machine).gpu.kind == "tpu":
+    machine = machine_of_place(load_catalog(), spec.place)
+    if machine is not None and machine.gpu.kind == "tpu":
         raise UserError("--exact uses TorchRec's planner, and TorchRec does not run on a TPU", fix="leave --exact out")
     require_stack()
     from embark.trainers.torch.sharding import offline_plan

@@ -260,7 +260,7 @@ class Job:
         """The Kueue queue that the run waits in; empty for none. A cluster that Embark makes has one for each kind of
         machine, since the quota of a queue is a number of machines."""
         place = self.place
-        return dns_label(f"{place.queue}-{self.location.pool}") if place.queue and place.infrastructure else place.queue
+        return place.queue if place.is_existing or not place.queue else dns_label(f"{place.queue}-{self.location.pool}")
 
     @property
     def config_name(self) -> str:
@@ -269,8 +269,8 @@ class Job:
 
     @property
     def claim_name(self) -> str:
-        """The name of the PersistentVolumeClaim for `place.volume`."""
-        return f"{self.name}-data"
+        """The name of the PersistentVolumeClaim that pods mount; empty if they mount none."""
+        return self.place.claim or (f"{self.name}-data" if self.place.volume else "")
 
     @property
     def labels(self) -> dict[str, str]:
@@ -327,7 +327,7 @@ class Job:
         """The paths in object stores that the run reads and writes: its data, the source of its volume, and its own
         files."""
         read, written = [("data.path", self.spec.data.path)], [("store.root", self.spec.store.root)]
-        if self.place.volume:
+        if self.place.volume and not self.place.is_existing:
             read.append(("data.path", self.data_source))
         if self.target == FOLLOW:
             read.append(("stream.path", self.spec.stream.path))
@@ -355,7 +355,7 @@ class Job:
     def is_shared(self, path: str) -> bool:
         """Return whether every machine sees the same there: in an object store, or on the mounted volume."""
         mount = self.place.volume_path
-        return "://" in path or (bool(self.place.volume) and (path == mount or path.startswith(f"{mount}/")))
+        return "://" in path or (bool(self.claim_name) and (path == mount or path.startswith(f"{mount}/")))
 
 
 def make_job(spec: RunSpec, catalog: Catalog) -> Job:
@@ -397,6 +397,9 @@ def _machine(spec: RunSpec, catalog: Catalog) -> Machine:
     if machine is None:
         raise SpecError([_mistake("place.machine", "", "files are for a machine of a cloud, and none is named",
                                   "set it (embark catalog list shows them), or place.cloud for its usual one")])
+    if machine.name not in catalog.machines and not place.is_existing:
+        raise SpecError([_mistake("place.machine", place.machine, "describes a machine of a cluster that exists",
+                                  'set place.cluster = "existing", or name a machine of embark catalog list')])
     if place.cloud not in ("", machine.cloud):
         raise SpecError([_mistake("place.cloud", place.cloud, f"{machine.name} belongs to {machine.cloud}",
                                   f"leave place.machine out for {DEFAULT_MACHINES[place.cloud]}, or name another one")])
@@ -492,7 +495,7 @@ def _capacity_mistakes(job: Job) -> Iterator[Mistake]:
 
 def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
     place, store, data = job.place, job.spec.store, job.spec.data
-    bucket = {"aws": "s3://BUCKET/runs", "azure": "az://CONTAINER/runs", "gcp": "gs://BUCKET/runs"}[job.cloud]
+    bucket = {"azure": "az://CONTAINER/runs", "gcp": "gs://BUCKET/runs"}.get(job.cloud, "s3://BUCKET/runs")
     if place.volume:
         try:
             volume = find_volume(catalog, place.volume)
@@ -506,19 +509,21 @@ def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
             elif volume.kind != "file":
                 yield _mistake("place.volume", place.volume, "is an object store: it is read by its uri, not mounted",
                                f"leave it out and use {bucket}")
+    where = job.cloud or "the cluster"
     yield from _account_mistakes(job, store.root, data.path)
     if not job.is_shared(store.root) and job.num_pods > 1:
         yield _mistake("store.root", store.root, "each machine would keep its own part of every checkpoint",
-                       f"set it to {bucket}, or to a folder under place.volume_path with place.volume")
+                       f"set it to {bucket}, or to a folder under place.volume_path with place."
+                       f"{'claim' if place.is_existing else 'volume'}")
     if data.kind != "synthetic" and data.path and not job.is_shared(data.path):
-        yield _mistake("data.path", data.path, f"is on this machine; a machine of {job.cloud} does not see it",
+        yield _mistake("data.path", data.path, f"is on this machine; a machine of {where} does not see it",
                        f"embark data copy {shlex.quote(data.path)} {bucket.removesuffix('runs')}data copies it; then "
                        f"--set data.path={bucket.removesuffix('runs')}data")
     warm_start = job.spec.train.warm_start
     run = warm_start.rpartition("@")[0] or warm_start
     run = run if "/" in run else f"{store.root}/{run}"
     if warm_start and not job.is_shared(run):
-        yield _mistake("train.warm_start", warm_start, f"is on this machine; a machine of {job.cloud} does not see it",
+        yield _mistake("train.warm_start", warm_start, f"is on this machine; a machine of {where} does not see it",
                        f"copy the run and name the copy: embark data copy {shlex.quote(run)} "
                        f"{bucket}/{shlex.quote(run.rpartition('/')[2])}")
 
@@ -531,7 +536,7 @@ def _account_mistakes(job: Job, *paths: str) -> Iterator[Mistake]:
 
 def _identity_mistakes(job: Job) -> Iterator[Mistake]:
     identity = job.place.identity
-    pattern, example = _IDENTITIES[job.cloud]
+    pattern, example = _IDENTITIES.get(job.cloud, ("", "nothing: set place.cloud if the cluster is one of its"))
     if identity and not re.fullmatch(pattern, identity):
         yield _mistake("place.identity", identity, f"is not an identity of {job.cloud}", f"it looks like {example}")
 

@@ -66,8 +66,8 @@ def render_ray(job: Job) -> list[File]:
 
 
 def render_kueue(job: Job) -> list[File]:
-    """Write the queue, if the spec names one."""
-    if not job.place.queue:
+    """Write the queue, if the spec names one that does not exist."""
+    if not job.place.queue or job.place.is_existing:
         return []
     return [File("kueue.yaml", job_text("kubernetes/kueue.yaml.j2", job, flavor=job.location.pool, quota=_quota(job),
                                         max_run_s=round(3600 * (job.place.max_hours or MAX_FLEX_H)),
