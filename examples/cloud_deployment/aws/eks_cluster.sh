@@ -37,6 +37,14 @@ up() {
   # Namespace and service account, which everything below belongs to.
   run kubectl apply -f eks_objects.yaml
   endpoint
+  # Groups of machines for servers grow with the pods that wait.
+  run helm repo add --force-update autoscaler https://kubernetes.github.io/autoscaler
+  run helm upgrade cluster-autoscaler autoscaler/cluster-autoscaler \
+    --install \
+    --namespace kube-system \
+    --set autoDiscovery.clusterName="$CLUSTER" \
+    --set awsRegion="$REGION" \
+    --set rbac.serviceAccount.name=cluster-autoscaler
   # eksctl's own EFA plugin does not tolerate the GPU machines' taint. This one has another name, to live beside it.
   run helm repo add --force-update eks https://aws.github.io/eks-charts
   run helm upgrade embark-efa eks/aws-efa-k8s-device-plugin \
