@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from embark.errors import DataError, EmbarkError, UserError
+from embark.events.heartbeat import beat
 from embark.export.artifact import (
     CANDIDATE,
     Artifact,
@@ -32,7 +33,6 @@ from embark.export.delta import PARENT, identity_of
 from embark.export.export_run import export_uri, read_contents
 from embark.export.write_version import CHECKPOINT, CHECKPOINT_TIME, WRITTEN_OVER, write_version
 from embark.formatting import to_finite
-from embark.heartbeat import beat
 from embark.publish.gate import GateVerdict, earlier_gate, judge, to_record
 from embark.publish.gate_rows import GateRows, open_gate_rows
 from embark.spec.serve import PublishSpec

@@ -6,6 +6,7 @@ scheduler, a kubelet and the Job controller would do, a test does: `pod`, `preem
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import re
@@ -212,7 +213,7 @@ class _Handler(HttpHandler):
             options = json.loads(body or b"{}")
             api.delete(*key, options.get("propagationPolicy", ""))
             return self.answer_json(200, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
-        given = yaml.safe_load(body)
+        given = _from_protobuf(body) if body.startswith(b"k8s\0") else yaml.safe_load(body)
         name = name or given["metadata"]["name"]
         if namespace and ("namespaces", "", namespace) not in api.objects:
             return self._missing("namespaces", namespace)
@@ -282,6 +283,7 @@ class _Handler(HttpHandler):
             if path == _root(group):
                 return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group or "v1", "resources": [
                     {"name": plural, "singularName": kind.lower(), "namespaced": kind not in NO_NAMESPACE, "kind": kind,
+                     "shortNames": ["pvc"] if plural == "persistentvolumeclaims" else [],
                      "verbs": ["create", "delete", "get", "list", "patch", "watch"]}
                     for plural, kind in plurals.items()]}
             if path == f"/openapi/v3{_root(group)}":
@@ -328,6 +330,40 @@ def _openapi(group: str, plurals: dict[str, str]) -> dict[str, Any]:
             "x-kubernetes-action": "patch",
             "x-kubernetes-group-version-kind": {"group": name, "version": version or "v1", "kind": kind}}}
     return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.36.4"}, "paths": paths}
+
+
+def _from_protobuf(body: bytes) -> dict[str, Any]:
+    """Name and entries of what `kubectl create` sends: a runtime.Unknown with a Namespace or a Secret in it."""
+    thing = _fields(_fields(body[4:])[2][0])
+    entries = [_fields(one) for one in thing.get(2, [])]
+    return {"metadata": {"name": _fields(thing[1][0])[1][0].decode()},
+            "data": {entry[1][0].decode(): base64.b64encode(entry[2][0]).decode() for entry in entries if 2 in entry}}
+
+
+def _fields(message: bytes) -> dict[int, list[bytes]]:
+    """The fields of a message of Protocol Buffers by their numbers; of numbers none."""
+    found: dict[int, list[bytes]] = {}
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = message[at], at + 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(message):
+        tag = number()
+        if tag & 7 == 0:
+            number()
+            continue
+        size = number()
+        found.setdefault(tag >> 3, []).append(message[at:at + size])
+        at += size
+    return found
 
 
 def _now() -> str:

@@ -102,7 +102,7 @@ FOLLOW = ("place.target=follow", "place.machine=g5.xlarge", "place.nodes=1", "st
           "stream.topics=['events.shown']")
 
 
-def test_a_deployment_that_follows_a_stream_is_launched_watched_and_cancelled(api, capsys):
+def test_a_deployment_that_follows_a_stream_is_launched_and_cancelled(api, capsys):
     with pytest.raises(UserError, match="no Secret dlrm-nats") as caught:
         launch_run(Console(), spec_of(*FOLLOW), yes=True, dry_run=False)
     assert '--from-literal=options.toml="token = \\"$TOKEN\\""' in caught.value.fix

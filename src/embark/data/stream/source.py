@@ -24,13 +24,13 @@ from embark.data.stream.records import Message, Row, StreamReader, StreamStopped
 from embark.data.stream.usable import DeadLetters, RowCheck, parsed
 from embark.data.task_labels import task_labels
 from embark.errors import DataError, UserError
+from embark.events.heartbeat import beat
 from embark.features.arrow.row_parser import Location, RowParser, json_column
 from embark.features.encoding import RowEncoder, plain_row_format
 from embark.features.rows import RawRows
 from embark.features.schema import Schema
 from embark.features.values import json_object, moment_text
 from embark.formatting import format_count
-from embark.heartbeat import beat
 from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns

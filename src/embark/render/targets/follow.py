@@ -2,7 +2,7 @@
 
 import math
 
-from embark.heartbeat import HEARTBEAT
+from embark.events.heartbeat import HEARTBEAT
 from embark.kubernetes.names import COMPONENT, IDENTITY_ANNOTATIONS
 from embark.render.command import SPEC_PATH
 from embark.render.folder import File

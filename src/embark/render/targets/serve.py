@@ -1,6 +1,7 @@
 """An exported model behind `embark serve`: a Deployment, its Service and autoscaler, or KServe's InferenceService."""
 
 import math
+from typing import Any
 
 from embark.kubernetes.names import COMPONENT, IDENTITY_ANNOTATIONS
 from embark.render.folder import File
@@ -62,18 +63,13 @@ def render_serve(job: Job) -> list[File]:
         Setting("HOME", SCRATCH, "the artifact is fetched to the pod's own disk"), *storage_settings(job)])
     if secret:
         environment.append(secret_variable(TOKEN, secret, "requests need it; the probes do not"))
-    memory = f"{memory_gib(spec)}Gi"
-    disk = f"{disk_gib(num_bytes)}Gi"
-    resources = {"requests": {"cpu": note(str(VCPUS), "as --workers; a limit would throttle"),
-                              "memory": memory, "ephemeral-storage": disk},
-                 "limits": {"memory": note(memory, "the tables' pages count, though they are mapped from a file"),
-                            "ephemeral-storage": disk}}
     labels = {**job.labels, **SERVER}
     values = {
         "server": server_name(job.name), "serve": serve, "artifact": artifact, "labels": labels, "command": command,
-        "config": config, "env": environment, "resources": resources, "port": PORT, "container": CONTAINER[target],
-        "pre_stop_s": PRE_STOP_S, "drain_s": DRAIN_S, "grace_s": GRACE_S, "start_s": start_s(num_bytes),
-        "cpu_percent": round(100 * VCPU_TARGET), "identity_annotation": IDENTITY_ANNOTATIONS[job.cloud],
+        "config": config, "env": environment, "resources": resources(spec), "port": PORT,
+        "container": CONTAINER[target], "pre_stop_s": PRE_STOP_S, "drain_s": DRAIN_S, "grace_s": GRACE_S,
+        "start_s": start_s(num_bytes), "cpu_percent": round(100 * VCPU_TARGET),
+        "identity_annotation": IDENTITY_ANNOTATIONS[job.cloud],
         "annotations": ({TABLE_BYTES: str(round(num_bytes))} if is_known else {}) | config_checksum(config),
         "identity": serve.identity or job.place.identity, "user": USER_ID, "scratch": SCRATCH,
         "identity_label": IDENTITY_LABEL if has_identity_label(job, serve.identity) else {},
@@ -84,6 +80,17 @@ def render_serve(job: Job) -> list[File]:
     }
     paths = [FILES[target], *([METRICS_FILE] if target == "serve" else [])]
     return [File(path, job_text(f"kubernetes/{path}.j2", job, **values)) for path in paths]
+
+
+def resources(spec: RunSpec) -> dict[str, Any]:
+    """Return what a replica requests, and its limits."""
+    from embark.plan.serving import VCPUS
+
+    memory, disk = f"{memory_gib(spec)}Gi", f"{disk_gib(artifact_bytes(spec))}Gi"
+    return {"requests": {"cpu": note(str(VCPUS), "as --workers; a limit would throttle"),
+                         "memory": memory, "ephemeral-storage": disk},
+            "limits": {"memory": note(memory, "the tables' pages count, though they are mapped from a file"),
+                       "ephemeral-storage": disk}}
 
 
 def peers(job: Job) -> list[str]:

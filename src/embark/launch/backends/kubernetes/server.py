@@ -1,31 +1,29 @@
 """Kubernetes, through kubectl: an exported model's Deployment or InferenceService, alone or with what trains it on a
 stream, from the files that are rendered."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
-
-import yaml
 
 from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.formatting import pluralize
-from embark.kubernetes.names import COMPONENT, INSTANCE
+from embark.kubernetes.names import COMPONENT, INSTANCE, INSTANCE_TYPE
 from embark.kubernetes.objects import at, condition_of, name_of, texts
 from embark.kubernetes.pods import room_for
 from embark.launch.backend import CancelResult, LaunchRequest, Reason, Replica, Resource, RunEvent, RunHandle, Status
 from embark.launch.backend import time_s as to_time_s
-from embark.launch.backends.kubernetes.backend import END_MARGIN_S, Kubernetes, require_image
+from embark.launch.backends.kubernetes.backend import Kubernetes, require_image
 from embark.launch.backends.kubernetes.kubectl import Forbidden, Kubectl, NoSuchKind
 from embark.launch.backends.kubernetes.pods import PodStatus
 from embark.launch.backends.kubernetes.status import RunKind
-from embark.lint.rendered import render_spec
 from embark.render.job import make_job
 from embark.render.monitoring import MONITOR_RESOURCES
 from embark.render.serving import artifact_of, broker_name, memory_gib, secret_options, server_name
 from embark.render.targets.follow import BROKER_FILE
 from embark.render.targets.follow import FILE as FOLLOW_FILE
-from embark.render.targets.serve import CONTAINER, FILES, GRACE_S, METRICS_FILE, SERVER, surge_of
+from embark.render.targets.serve import CONTAINER, FILES, GRACE_S, METRICS_FILE, SERVER, resources, surge_of
+from embark.render.yaml_text import plain
 from embark.spec import RunSpec
 
 KINDS = {"serve": RunKind("deployment.apps", CONTAINER["serve"]),
@@ -72,9 +70,9 @@ class KubernetesServer(Kubernetes):
     def _check_room(self, request: LaunchRequest, num: int, *, is_rollout: bool) -> None:
         """Compare the replicas that start beside what runs with the room on the nodes that there are."""
         handle, kubectl = request.handle, self._kubectl(request.handle)
-        manifest = next(one for one in render_spec(request.spec) if one.path == FILES["serve"])
-        pod = next(one["spec"]["template"]["spec"] for one in yaml.safe_load_all(manifest.text)
-                   if one["kind"] == "Deployment")
+        machine = request.spec.serve.machine
+        pod = {"nodeSelector": {INSTANCE_TYPE: machine} if machine else {},
+               "containers": [{"resources": plain(resources(request.spec))}]}
         try:
             nodes, pods = (kubectl.items(kind, everywhere=True) for kind in ("nodes", "pods"))
         except Forbidden:  # whose rights end at one namespace sees no nodes
@@ -104,22 +102,29 @@ class KubernetesServer(Kubernetes):
 
     def status(self, handle: RunHandle) -> Status:
         found = self._find(handle)
-        if found is None:
-            return Status(state="gone", reason=f"{self._title(handle)} is not in namespace "
-                          f"{handle.where['namespace']}", fix="embark launch starts it")
-        return server_status(found, self._pods(handle), self.events(handle), least=handle.where["min_replicas"])
+        return self._gone(handle) if found is None else server_status(
+            found, self._pods(handle), self.events(handle), least=handle.where["min_replicas"])
+
+    def _gone(self, handle: RunHandle) -> Status:
+        return Status(state="gone", reason=f"{self._title(handle)} is not in namespace {handle.where['namespace']}",
+                      fix="embark launch starts it")
 
     def cancel(self, handle: RunHandle) -> CancelResult:
-        kubectl, name, target = self._kubectl(handle), self._object(handle), handle.where["target"]
-        # The autoscaler first, which would otherwise look for what it scales.
-        beside = [SCALERS[handle.where["autoscaler"]], "poddisruptionbudget.policy", "networkpolicy.networking.k8s.io",
-                  "service", MONITOR_RESOURCES[handle.where["cloud"]]]
-        kinds = [*(beside if target == "serve" else []), self._kind(handle).name,
+        kubectl = self._kubectl(handle)
+        removed = [f"{kind}/{name}" for kind, name in self._objects(handle) if kubectl.delete(kind, name)]
+        is_over = not removed or self._wait(handle, lambda: not self._pods(handle), handle.where["grace_s"] + 30.0)
+        return CancelResult(tuple(removed), self._remains(handle), is_complete=is_over)
+
+    def _objects(self, handle: RunHandle) -> list[tuple[str, str]]:
+        """Return kinds and names of what was created."""
+        kinds = [*(self._beside(handle) if handle.where["target"] == "serve" else []), self._kind(handle).name,
                  *(["configmap"] if handle.where["config"] else [])]
-        removed = [f"{kind}/{name}" for kind in kinds if kubectl.delete(kind, name)]
-        if removed and not self._wait(handle, lambda: not self._pods(handle), GRACE_S + 30.0):
-            return CancelResult(tuple(removed), self._remains(handle), is_complete=False)
-        return CancelResult(tuple(removed), self._remains(handle))
+        return [(kind, self._object(handle)) for kind in kinds]
+
+    def _beside(self, handle: RunHandle) -> list[str]:
+        """Return kinds beside a Deployment: the autoscaler first, which would otherwise look for what it scales."""
+        return [SCALERS[handle.where["autoscaler"]], "poddisruptionbudget.policy", "networkpolicy.networking.k8s.io",
+                "service", MONITOR_RESOURCES[handle.where["cloud"]]]
 
     def _manifests(self, request: LaunchRequest) -> list[str]:
         """Return that of the servers and, in a cluster whose Prometheus takes it, that of their metrics."""
@@ -153,38 +158,27 @@ class KubernetesFollow(KubernetesServer):
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
         job = make_job(spec, load_catalog())
-        where = {**self._cluster_of(job), "object": job.name, "instance": job.name, "target": spec.place.target,
-                 "autoscaler": job.spec.serve.autoscaler, "min_replicas": job.spec.serve.min_replicas,
+        where = {**super().handle_of(spec).where, "object": job.name,
                  "broker": broker_name(job.name) if job.has_own_broker else ""}
         return RunHandle.of(job, self.name, where)
 
     def status(self, handle: RunHandle) -> Status:
         """Return the trainer's state, with what the other parts wait for."""
         found = {name_of(one): one for kind in PARTS for one in self._ours(handle, kind)}
-        trainer, events, pods = self._object(handle), self.events(handle), self._pods(handle)
-        if trainer not in found:
-            return Status(state="gone", reason=f"{self._title(handle)} is not in namespace "
-                          f"{handle.where['namespace']}", fix="embark launch starts it")
-        parts = {name: server_status(one, [pod for pod in pods if _is_part(pod.name, name, found)], events, least=1)
-                 for name, one in found.items()}
-        own = parts.pop(trainer)
-        waiting = [f"{name}: {one.reason or one.state}" for name, one in parts.items()
-                   if one.state != "running" or "ready" in one.reason]
-        reason = "; ".join([*([own.reason] if own.reason else []), *waiting])
-        fix = own.fix or next((one.fix for one in parts.values() if one.fix), "")
+        if self._object(handle) not in found:
+            return self._gone(handle)
+        events, pods = self.events(handle), self._ours(handle, "pods")
+        parts = {name: server_status(one, [PodStatus.of(pod, "") for pod in pods if _part(pod) == _part(one)], events,
+                                     least=1) for name, one in found.items()}
+        own = parts.pop(self._object(handle))
+        waiting = [f"{name}: {one.reason}" for name, one in parts.items() if "ready" in one.reason]
+        fix = next((one.fix for one in (own, *parts.values()) if one.fix), "")
         everyone = tuple(replica for one in (own, *parts.values()) for replica in one.replicas)
-        return replace(own.become(own.state, reason, fix), replicas=everyone)
+        return replace(own.become(own.state, "; ".join(filter(None, [own.reason, *waiting])), fix), replicas=everyone)
 
-    def cancel(self, handle: RunHandle) -> CancelResult:
-        kubectl, removed = self._kubectl(handle), []
-        kinds = (SCALERS[handle.where["autoscaler"]], *PARTS, "poddisruptionbudget.policy",
-                 "networkpolicy.networking.k8s.io", "service", "configmap", MONITOR_RESOURCES[handle.where["cloud"]])
-        for kind in kinds:
-            names = [name_of(one) for one in self._ours(handle, kind)]
-            removed += [f"{kind}/{name}" for name in names if kubectl.delete(kind, name)]
-        grace_s = handle.where["grace_s"] + END_MARGIN_S
-        is_over = not removed or self._wait(handle, lambda: not self._pods(handle), grace_s)
-        return CancelResult(tuple(removed), self._remains(handle), is_complete=is_over)
+    def _objects(self, handle: RunHandle) -> list[tuple[str, str]]:
+        kinds = (*self._beside(handle), *PARTS, "configmap")
+        return [(kind, name_of(one)) for kind in kinds for one in self._ours(handle, kind)]
 
     def _manifests(self, request: LaunchRequest) -> list[str]:
         return [*([BROKER_FILE] if request.handle.where["broker"] else []), FOLLOW_FILE, *super()._manifests(request)]
@@ -203,13 +197,12 @@ class KubernetesFollow(KubernetesServer):
             return []
 
     def _pods(self, handle: RunHandle) -> list[PodStatus]:
-        found = self._kubectl(handle).items("pods", f"{INSTANCE}={handle.where['instance']},{COMPONENT}")
-        return [PodStatus.of(one, "") for one in found]
+        return [PodStatus.of(one, "") for one in self._ours(handle, "pods") if _part(one)]
 
 
-def _is_part(pod: str, name: str, names: Iterable[str]) -> bool:
-    """Return whether a pod is of the object of that name, and of none with a longer one."""
-    return max((one for one in names if pod.startswith(f"{one}-")), key=len, default="") == name
+def _part(thing: Mapping[str, Any]) -> str:
+    """Return the component of a deployment that a pod or its owner belongs to."""
+    return texts(at(thing, "metadata.labels")).get(COMPONENT, "")
 
 
 def server_status(
