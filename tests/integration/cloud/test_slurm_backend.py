@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from slurm_cluster import SlurmCluster, slurm_cluster
 
 pytestmark = pytest.mark.needs("slurm")
 
+BLOCK = re.compile(r"^```(\w+) (run|file=(\S+))\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SMALL = ("model.rows_per_table=100", "model.num_tables=4", "model.embedding_dim=8", "model.bottom_mlp=[16]",
          "model.top_mlp=[16]", "data.num_train_samples=1000000", "data.num_eval_samples=512", "train.batch_size=64",
          "train.eval_every=0", "watch.every=1", "watch.tensorboard=false", "place.device=cpu", "place.timeout_s=60")
@@ -173,4 +175,22 @@ def test_scancel_of_a_user_is_not_undone_by_the_script(login, cluster):
     cluster.ask("scancel", job_id)
     assert login.wait_for_end("gone", job_id) == "failed"
     cluster.wait_for("no process is left", lambda: not cluster.job_processes())
+    assert not cluster.ask("squeue", "--noheader")
+
+
+def test_the_guide_is_walked(login, cluster):
+    text = (Path(__file__).parents[3] / "docs/guides/slurm.md").read_text()
+    env = {**login.env, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    shown = ""
+    for _, action, name, body in BLOCK.findall(text):
+        if name:
+            (login.folder / name).write_text(body)
+            continue
+        assert action == "run"
+        done = subprocess.run(["bash", "-euo", "pipefail", "-c", body], cwd=login.folder, env=env, text=True,
+                              capture_output=True, timeout=HANG_S, check=False)
+        shown += done.stdout + done.stderr
+        assert done.returncode == 0, shown
+    assert login.state("dlrm") == "succeeded"
+    assert "nothing found" in shown
     assert not cluster.ask("squeue", "--noheader")
