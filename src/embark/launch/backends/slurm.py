@@ -86,7 +86,7 @@ class Slurm(LaunchBackend):
         status = replace(status, ended_s=_seconds(job, "EndTime"))
         if state == "COMPLETED":
             return status.become("succeeded")
-        if code:
+        if state == "FAILED" and code:
             reason = explain_exit(code)
             return status.become("failed", reason.text, reason.fix)
         return status.become("failed", *self._why(state))
