@@ -47,6 +47,7 @@ def test_a_machine_of_the_catalog_gives_gpus_settings_and_price():
     assert "--nproc-per-node=8" in text
     assert "export EMBARK_USD_PER_HOUR=" in text
     assert "export NCCL_IB_PCI_RELAXED_ORDERING=1" in text
+    assert "--gpus-per-node=4" in options(text_of("place.machine=4xH100"))
     assert "export EMBARK_USD_PER_HOUR=20\n" in text_of("place.nodes=2", "place.slurm.usd_per_node_hour=10")
 
 
