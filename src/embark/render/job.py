@@ -496,7 +496,7 @@ def _capacity_mistakes(job: Job) -> Iterator[Mistake]:
             yield _mistake("place.capacity", place.capacity, "place.spot = true takes spot machines",
                            "leave one of them out")
         return
-    if capacity not in _CAPACITIES[job.cloud]:
+    if job.cloud and capacity not in _CAPACITIES[job.cloud]:
         yield _mistake("place.capacity", capacity, f"is no way to buy machines of {job.cloud}",
                        f"one of {', '.join(_CAPACITIES[job.cloud])}")
     elif machine.sold and capacity not in machine.sold:
