@@ -65,6 +65,7 @@ TOOLS = {
     "sshd": Tool((("sshd",), ("ssh",), ("ssh-keygen",)), ("openssh-server", "openssh-client")),
     "shellcheck": Tool((("shellcheck",),), ("shellcheck",)),
     "strace": Tool((("strace",),), ("strace",)),
+    "unshare": Tool((("unshare",), ("mount",)), ("util-linux", "mount")),
     "tmux": Tool((("tmux",),), ("tmux",)),
     "g++": Tool((("g++",),), ("g++",)),
 }

@@ -1,5 +1,5 @@
-"""What a run keeps of its prepared data, `RUN/data/FINGERPRINT`: the manifest and the id maps, but no rows. With them the
-run is exported, and evaluated on raw rows, where its data is not: a laptop does not see the volume that pods mount.
+"""What a run keeps of its prepared data in `RUN/data/FINGERPRINT`: the manifest and the id maps, but no rows. With them
+it is exported, and evaluated on raw rows, where its data is not: a laptop does not see the volume that pods mount.
 
 All id maps are kept, however large: a value takes 12 bytes there, its row in a checkpoint at least 4 for each number of
 its vector and for the optimizer, and a run writes its maps once.
