@@ -18,7 +18,7 @@ from embark.catalog import load_catalog
 from embark.errors import SpecError
 from embark.lint.check import lint_texts
 from embark.lint.rendered import refuse_faults
-from embark.plan.serving import replica_bytes, table_bytes
+from embark.plan.serving import measured_cost, version_bytes, versions_bytes
 from embark.render.job import make_job
 from embark.render.render import render
 from embark.render.serving import ENDPOINTS
@@ -122,7 +122,7 @@ def test_cloud_run_s_container_is_valid_and_has_room_for_two_versions():
     assert container["ports"] == [{"name": "http1", "containerPort": PORT}]
     spec = load_spec("quickstart", list(sets))
     memory = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) * 2**30
-    assert memory >= replica_bytes(spec, "int8") + table_bytes(spec, "int8")
+    assert memory >= versions_bytes(version_bytes(spec, "int8")) + measured_cost().process_bytes
     scale = service["spec"]["template"]["metadata"]["annotations"]
     assert (scale["autoscaling.knative.dev/minScale"], scale["autoscaling.knative.dev/maxScale"]) == ("2", "10")
 
@@ -154,7 +154,7 @@ def test_azure_ml_s_deployment_asks_routes_that_the_server_has():
 @pytest.mark.parametrize(("target", "path", "old", "new", "code"), [
     ("cloud-run", "cloud_run.yaml", 'minScale: "2"', 'minScale: "0"', "EMB909"),
     ("cloud-run", "cloud_run.yaml", "cpu-throttling: 'false'", "cpu-throttling: 'true'", "EMB910"),
-    ("cloud-run", "cloud_run.yaml", "memory: 3Gi", "memory: 512Mi", "EMB911"),
+    ("cloud-run", "cloud_run.yaml", "memory: 4Gi", "memory: 512Mi", "EMB911"),
     ("azureml", "azureml_deployment.yaml", "max_concurrent_requests_per_instance: 8",
      "max_queue_wait_ms: 500", "EMB912"),
     ("azureml", "azureml_deployment.yaml", "port: 8080", "port: 5001", "EMB913"),

@@ -13,9 +13,17 @@ from embark.kubernetes.names import MAX_LABEL
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.pod import storage_settings
-from embark.render.serving import artifact_of, cloud_run_gib, endpoint_machine, knows_tables, server_name
+from embark.render.serving import (
+    artifact_bytes,
+    artifact_of,
+    cloud_run_gib,
+    disk_gib,
+    endpoint_machine,
+    knows_tables,
+    server_name,
+)
 from embark.render.shell_text import job_text
-from embark.render.targets.serve import TABLE_BYTES, artifact_bytes, disk_gib, start_s
+from embark.render.targets.serve import TABLE_BYTES, start_s
 from embark.render.targets.vm_node import acr_name
 from embark.spec.serve import DRAIN_S
 from embark.spec.user_code import file_of
@@ -91,6 +99,6 @@ def _values(job: Job, num_workers: int, *, max_name: int = MAX_LABEL) -> dict[st
         "server": server, "version": f"{server}-{hashlib.sha256(content.encode()).hexdigest()[:8]}", "env": env,
         "artifact": artifact_of(spec), "machine": machine, "serve": spec.serve, "port": PORT, "ready": READY,
         "live": LIVE, "score": SCORE, "drain_s": DRAIN_S, "start_s": min(MAX_START_S, start_s(num_bytes)),
-        "disk_gib": disk_gib(num_bytes), "cpu_percent": round(100 * VCPU_TARGET),
+        "disk_gib": disk_gib(spec), "cpu_percent": round(100 * VCPU_TARGET),
         "annotations": {TABLE_BYTES: str(round(num_bytes))} if knows_tables(spec) else {},
     }

@@ -7,9 +7,19 @@ from embark.render.command import SPEC_PATH
 from embark.render.folder import File
 from embark.render.job import Job, Setting
 from embark.render.pod import CONTAINER, SCRATCH, USER_ID, config_data, env_rows, pod_values, storage_settings
-from embark.render.serving import GIB, NATS_PORT, broker_name, has_own_broker, knows_tables, memory_gib, published_uri
+from embark.render.serving import (
+    GIB,
+    NATS_PORT,
+    artifact_bytes,
+    broker_name,
+    disk_gib,
+    has_own_broker,
+    knows_tables,
+    memory_gib,
+    published_uri,
+)
 from embark.render.shell_text import job_text
-from embark.render.targets.serve import artifact_bytes, render_serve
+from embark.render.targets.serve import render_serve
 from embark.render.yaml_text import note, plain
 from embark.spec.user_code import file_of
 
@@ -30,11 +40,11 @@ def render_follow(job: Job) -> list[File]:
         values["env"].append(note({"name": "EMBARK_STREAM_OPTIONS", "value": f"{OPTIONS_FOLDER}/options.toml"},
                                   "the broker's credentials and other options of its client"))
     follow = ["embark", "follow", SPEC_PATH, *(["--make-streams"] if stream.source == "nats" else [])]
-    publisher_gib = publisher_memory_gib(job)
     text = job_text(
         f"kubernetes/{FILE}.j2", job, **values, config=config, command=follow, container=CONTAINER,
         pod_labels={**job.labels, **TRAINER}, publisher_labels={**job.labels, **PUBLISHER},
-        publisher_command=["embark", "publish", run, "--watch"], publisher_gib=publisher_gib,
+        publisher_command=["embark", "publish", run, "--watch"], publisher_gib=publisher_memory_gib(job),
+        publisher_disk_gib=disk_gib(spec),
         publisher_env=[*env_rows([Setting("OMP_NUM_THREADS", "1", "the gate scores with one thread"),
                                   Setting("HOME", SCRATCH, "versions are fetched to the pod's own disk")]),
                        *plain(env_rows(storage_settings(job)))],

@@ -6,10 +6,9 @@ from embark.kubernetes.names import COMPONENT, IDENTITY_ANNOTATIONS
 from embark.render.folder import File
 from embark.render.job import Job, Setting
 from embark.render.pod import IDENTITY_LABEL, SCRATCH, USER_ID, env_rows, has_identity_label, storage_settings
-from embark.render.serving import GIB, artifact_of, knows_tables, memory_gib, server_name
+from embark.render.serving import artifact_bytes, artifact_of, disk_gib, knows_tables, memory_gib, server_name
 from embark.render.shell_text import job_text
 from embark.render.yaml_text import note
-from embark.spec import RunSpec
 from embark.spec.serve import DRAIN_S
 from embark.spec.user_code import file_of
 
@@ -44,7 +43,7 @@ def render_serve(job: Job) -> list[File]:
                 "of each process: torch would start one for each of the node's processors, and they spin"),
         Setting("HOME", SCRATCH, "the artifact is fetched to the pod's own disk"), *storage_settings(job)])
     memory = f"{memory_gib(spec)}Gi"
-    disk = f"{disk_gib(num_bytes)}Gi"
+    disk = f"{disk_gib(spec)}Gi"
     resources = {"requests": {"cpu": note(str(VCPUS), "as --workers; a limit would throttle"),
                               "memory": memory, "ephemeral-storage": disk},
                  "limits": {"memory": note(memory, "the tables' pages count, though they are mapped from a file"),
@@ -59,18 +58,6 @@ def render_serve(job: Job) -> list[File]:
         identity_annotation=IDENTITY_ANNOTATIONS[job.cloud],
         identity_label=IDENTITY_LABEL if has_identity_label(job) else {}, user=USER_ID, scratch=SCRATCH,
         model_folder=MODEL_FOLDER))]
-
-
-def artifact_bytes(spec: RunSpec) -> float:
-    """Return the size of its tables, which are nearly all of it."""
-    from embark.plan.serving import table_bytes
-
-    return table_bytes(spec, spec.serve.tables) if knows_tables(spec) else memory_gib(spec) * GIB
-
-
-def disk_gib(num_bytes: float) -> int:
-    """Disk for the artifact and a new version beside it."""
-    return math.ceil(2.4 * num_bytes / GIB)
 
 
 def start_s(num_bytes: float) -> int:
