@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embark.catalog.pricing import price_of_run
-from embark.data.kept_maps import FOLDER
 from embark.errors import Diverged, EmbarkError, Fault, Interrupted, OverBudget, Preempted, RunInUse, UserError
 from embark.events import Event, Fanout, Sink, read_events
 from embark.events.events import to_jsonable
@@ -293,7 +292,7 @@ class Search:
         write_atomic(self.folder / TUNE, json.dumps(to_jsonable(asdict(result)), indent=1, allow_nan=False) + "\n")
         for one in result.trials:
             if one.number != result.best and one.state != "unfinished":
-                for folder in ("checkpoints", FOLDER):
+                for folder in ("checkpoints", "data"):
                     shutil.rmtree(Path(one.run_dir, folder), ignore_errors=True)
         return result
 
