@@ -131,9 +131,14 @@ def artifact_bytes(spec: RunSpec) -> float:
 
 def disk_gib(spec: RunSpec) -> int:
     """Disk for the versions that a server or a publisher has at the same moment."""
+    return versions_gib(artifact_bytes(spec))
+
+
+def versions_gib(num_bytes: float) -> int:
+    """Disk for them, of the bytes of one version."""
     from embark.plan.serving import versions_bytes
 
-    return math.ceil(versions_bytes(artifact_bytes(spec)) / GIB)
+    return math.ceil(versions_bytes(num_bytes) / GIB)
 
 
 def node_disk_gib(spec: RunSpec) -> int:
