@@ -63,7 +63,8 @@ def run_script(
         (programs / program).chmod(0o755)
     record = folder / "record"
     record.write_bytes(b"")
-    env_vars = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(record), "HOME": str(folder), "HOSTNAME": "dlrm-1"}
+    env_vars = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(record), "HOME": str(folder), "HOSTNAME": "dlrm-1",
+                "YES": "1"}
     done = subprocess.run(
         ["bash", str(folder / name), *words], env=env_vars | (env or {}), cwd=folder, capture_output=True, text=True,
         timeout=HANG_S, stdin=subprocess.DEVNULL,

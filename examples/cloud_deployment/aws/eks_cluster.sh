@@ -10,6 +10,16 @@ CLUSTER=${CLUSTER:-embark}
 REGION=${REGION:-us-west-2}
 
 DRY_RUN=${DRY_RUN:-0}
+YES=${YES:-0}
+for word in "$@"; do
+  shift
+  case $word in
+    --dry-run) DRY_RUN=1 ;;
+    --yes) YES=1 ;;
+    *) set -- "$@" "$word" ;;
+  esac
+done
+export DRY_RUN YES
 
 # Prints a command, and runs it unless DRY_RUN is 1.
 run() {
@@ -20,10 +30,31 @@ run() {
   "$@"
 }
 
+# Asks a question unless --yes or --dry-run is given, or another one was answered with yes.
+confirm() {
+  local answer=
+  if [ "$YES" = 1 ] || [ "$DRY_RUN" = 1 ]; then return 0; fi
+  read -r -p "$1 [y/N] " answer || true
+  case $answer in
+    y | Y | yes) YES=1 ;;
+    *)
+      printf 'nothing was changed; --yes answers yes\n' >&2
+      exit 130
+      ;;
+  esac
+}
+
+# Shows what machines cost, always, and asks whether to start them.
+pay() {
+  printf '%s\n' "$1" >&2
+  confirm 'Continue?'
+}
+
 cd "$(dirname "$0")"
 # Creates all but the GPU machines.
 up() {
   if [ "$DRY_RUN" = 1 ] || ! eksctl get cluster --name "$CLUSTER" --region "$REGION" >/dev/null 2>&1; then
+    pay 'The cluster: 0.55 USD an hour until it is deleted.'
     run eksctl create cluster -f eks_cluster.yaml
   fi
   # An existing cluster may lack this run's machines.
@@ -75,6 +106,7 @@ endpoints() {
 
 # Starts the GPU machines: last, since they are paid from now on.
 machines() {
+  pay '2 x p4d.24xlarge on demand in us-west-2: 43.92 USD an hour by the catalog (2026-08-22).'
   run eksctl scale nodegroup \
     --cluster "$CLUSTER" \
     --region "$REGION" \
@@ -111,7 +143,7 @@ if [ "$#" = 0 ]; then set -- up; fi
 case ${1:-} in
   up | machines | stop | delete) "$@" ;;
   *)
-    printf 'usage: %s %s\n' "$0" '[up | machines | stop | delete]' >&2
+    printf 'usage: %s [--dry-run] [--yes] %s\n' "$0" '[up | machines | stop | delete]' >&2
     exit 64
     ;;
 esac

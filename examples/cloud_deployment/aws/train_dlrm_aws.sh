@@ -9,11 +9,20 @@ set -euo pipefail
 CLUSTER=${CLUSTER:-embark}
 REGION=${REGION:-us-west-2}
 export CLUSTER REGION
-YES=${YES:-0}
 # How long pods may wait to start: machines come within minutes, or capacity, quota or a label is missing.
 START_LIMIT_S=${START_LIMIT_S:-1800}
 
 DRY_RUN=${DRY_RUN:-0}
+YES=${YES:-0}
+for word in "$@"; do
+  shift
+  case $word in
+    --dry-run) DRY_RUN=1 ;;
+    --yes) YES=1 ;;
+    *) set -- "$@" "$word" ;;
+  esac
+done
+export DRY_RUN YES
 
 # Prints a command, and runs it unless DRY_RUN is 1.
 run() {
@@ -24,18 +33,27 @@ run() {
   "$@"
 }
 
-cd "$(dirname "$0")"
-# Asks a question unless --yes or --dry-run is given.
-ask() {
-  local answer
+# Asks a question unless --yes or --dry-run is given, or another one was answered with yes.
+confirm() {
+  local answer=
   if [ "$YES" = 1 ] || [ "$DRY_RUN" = 1 ]; then return 0; fi
-  read -r -p "$1 [y/N] " answer
+  read -r -p "$1 [y/N] " answer || true
   case $answer in
-    y | Y | yes) ;;
-    *) exit 130 ;;
+    y | Y | yes) YES=1 ;;
+    *)
+      printf 'nothing was changed; --yes answers yes\n' >&2
+      exit 130
+      ;;
   esac
 }
 
+# Shows what machines cost, always, and asks whether to start them.
+pay() {
+  printf '%s\n' "$1" >&2
+  confirm 'Continue?'
+}
+
+cd "$(dirname "$0")"
 # Tools, login, image and quota: everything that can be checked before anything costs money.
 check() {
   local missing=0
@@ -67,8 +85,7 @@ check() {
 # Cluster, storage, job, and its log until it ends.
 train() {
   check
-  printf '%s\n' '2 x p4d.24xlarge on demand in us-west-2: 43.92 USD an hour by the catalog (2026-08-22). The cluster and storage are extra.'
-  ask 'Continue?'
+  pay '2 x p4d.24xlarge on demand in us-west-2: 43.92 USD an hour by the catalog (2026-08-22). The cluster: 0.55 USD an hour until it is deleted. Storage is extra.'
   # Each step finds what it uses: buckets, then the cluster and who its pods are, then the volume and its data. The
   # GPU machines come last, since they are paid from the moment they start.
   ./storage.sh buckets
@@ -163,8 +180,7 @@ clean() {
 
 # Deletes the file system, which lies in the cluster's network, and then the cluster. The bucket stays.
 destroy() {
-  ask 'Delete the file system and the cluster?'
-  export DRY_RUN
+  confirm 'Delete the file system and the cluster?'
   ./storage.sh delete
   ./eks_cluster.sh delete
 }
@@ -172,8 +188,6 @@ destroy() {
 COMMAND=run
 for word in "$@"; do
   case $word in
-    --dry-run) DRY_RUN=1 ;;
-    --yes) YES=1 ;;
     run | check | status | logs | stop | clean | destroy) COMMAND=$word ;;
     *)
       printf 'usage: %s [--dry-run] [--yes] [run | check | status | logs | stop | clean | destroy]\n' "$0" >&2
@@ -181,7 +195,6 @@ for word in "$@"; do
       ;;
   esac
 done
-export DRY_RUN
 case $COMMAND in
   run) train ;;
   *) "$COMMAND" ;;

@@ -11,6 +11,16 @@ REGION=${REGION:-us-central1}
 BUDGET_USD=${BUDGET_USD:-1500}
 
 DRY_RUN=${DRY_RUN:-0}
+YES=${YES:-0}
+for word in "$@"; do
+  shift
+  case $word in
+    --dry-run) DRY_RUN=1 ;;
+    --yes) YES=1 ;;
+    *) set -- "$@" "$word" ;;
+  esac
+done
+export DRY_RUN YES
 
 # Prints a command, and runs it unless DRY_RUN is 1.
 run() {
@@ -19,6 +29,26 @@ run() {
   printf '\n' >&2
   if [ "$DRY_RUN" = 1 ]; then return 0; fi
   "$@"
+}
+
+# Asks a question unless --yes or --dry-run is given, or another one was answered with yes.
+confirm() {
+  local answer=
+  if [ "$YES" = 1 ] || [ "$DRY_RUN" = 1 ]; then return 0; fi
+  read -r -p "$1 [y/N] " answer || true
+  case $answer in
+    y | Y | yes) YES=1 ;;
+    *)
+      printf 'nothing was changed; --yes answers yes\n' >&2
+      exit 130
+      ;;
+  esac
+}
+
+# Shows what machines cost, always, and asks whether to start them.
+pay() {
+  printf '%s\n' "$1" >&2
+  confirm 'Continue?'
 }
 
 cd "$(dirname "$0")"
@@ -87,7 +117,7 @@ budget() {
 case ${1:-} in
   quota | budget) "$@" ;;
   *)
-    printf 'usage: %s %s\n' "$0" 'quota | budget' >&2
+    printf 'usage: %s [--dry-run] [--yes] %s\n' "$0" 'quota | budget' >&2
     exit 64
     ;;
 esac

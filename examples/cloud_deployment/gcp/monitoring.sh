@@ -10,6 +10,16 @@ ZONE=${ZONE:-us-central1-a}
 : "${EMAIL:?the address for the mails}"
 
 DRY_RUN=${DRY_RUN:-0}
+YES=${YES:-0}
+for word in "$@"; do
+  shift
+  case $word in
+    --dry-run) DRY_RUN=1 ;;
+    --yes) YES=1 ;;
+    *) set -- "$@" "$word" ;;
+  esac
+done
+export DRY_RUN YES
 
 # Prints a command, and runs it unless DRY_RUN is 1.
 run() {
@@ -18,6 +28,26 @@ run() {
   printf '\n' >&2
   if [ "$DRY_RUN" = 1 ]; then return 0; fi
   "$@"
+}
+
+# Asks a question unless --yes or --dry-run is given, or another one was answered with yes.
+confirm() {
+  local answer=
+  if [ "$YES" = 1 ] || [ "$DRY_RUN" = 1 ]; then return 0; fi
+  read -r -p "$1 [y/N] " answer || true
+  case $answer in
+    y | Y | yes) YES=1 ;;
+    *)
+      printf 'nothing was changed; --yes answers yes\n' >&2
+      exit 130
+      ;;
+  esac
+}
+
+# Shows what machines cost, always, and asks whether to start them.
+pay() {
+  printf '%s\n' "$1" >&2
+  confirm 'Continue?'
 }
 
 cd "$(dirname "$0")"

@@ -200,6 +200,14 @@ class Job:
         return self.price.usd_per_hour
 
     @property
+    def price_text(self) -> str:
+        """The sentence that a script shows before it starts the machines."""
+        price = self.price
+        if price.usd_per_hour is None or price.origin is None:
+            return f"The catalog has no price of {price.title}."
+        return f"{price.title}: {price.usd_per_hour:,.2f} USD an hour by the catalog ({price.origin.date})."
+
+    @property
     def title(self) -> str:
         """A title such as `quickstart on 2 x p5.48xlarge: 16 ranks`."""
         counts = f"{self.min_nodes} to {self.num_nodes}" if self.is_elastic else str(self.num_nodes)

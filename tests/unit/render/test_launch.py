@@ -15,7 +15,7 @@ from embark.render.clouds import gcp as vm_gcp
 from embark.render.folder import File
 from embark.render.job import EXITS
 from embark.render.monitoring import budget_usd, needed_units
-from embark.render.render import render_infrastructure
+from embark.render.render import render, render_infrastructure
 from embark.render.shell_text import render_template
 from embark.render.targets.kubernetes import NAMES, render_launch_script
 from embark.render.targets.tpu_vm import runtime_version
@@ -52,10 +52,33 @@ def test_nothing_is_made_while_the_image_is_in_no_registry(cloud: str, tmp_path:
 
 def test_without_a_yes_it_asks_and_a_no_costs_nothing(tmp_path: Path):
     files = render_infrastructure(job_of("p4d.24xlarge", image="ghcr.io/me/embark:1"))
-    ran = run_script(files, NAMES["aws"], [], tmp_path, SETTINGS)  # its standard input is empty
-    assert ran.code != 0
+    ran = run_script(files, NAMES["aws"], [], tmp_path, {**SETTINGS, "YES": "0"})  # its standard input is empty
+    assert ran.code == 130
     assert "USD an hour" in ran.output
     assert not [call for call in ran.commands if "create" in call]
+
+
+@pytest.mark.parametrize(("machine", "place", "name", "words"), [
+    ("p4d.24xlarge", {"target": "vm"}, "vm.sh", ["up"]), ("Standard_ND96asr_v4", {"target": "vm"}, "vm.sh", ["up"]),
+    ("a2-highgpu-8g", {"target": "vm"}, "vm.sh", ["up"]), ("v5litepod-16", {"target": "tpu-vm"}, "tpu_vm.sh", ["up"]),
+    ("p4d.24xlarge", {}, "eks_cluster.sh", ["up"]), ("p4d.24xlarge", {}, "eks_cluster.sh", ["machines"]),
+    ("Standard_ND96asr_v4", {}, "aks_cluster.sh", ["up"]), ("Standard_ND96asr_v4", {}, "aks_cluster.sh", ["machines"]),
+    ("a2-highgpu-8g", {}, "gke_cluster.sh", ["up"]), ("a2-highgpu-8g", {}, "gke_cluster.sh", ["machines"]),
+    ("a2-highgpu-8g", {"target": "vertex", "account": "my-project"}, "vertex_job.sh", [])], ids=str)
+def test_no_script_starts_machines_before_its_price_is_accepted(machine, place, name, words, tmp_path: Path):
+    files = render(job_of(machine, image="ghcr.io/me/embark:1", **place))
+    settings = {**SETTINGS, "YES": "0", "SUBNET_ID": "subnet-1"}
+    ran = run_script(files, name, words, tmp_path, settings)
+    assert ran.code == 130, ran.output
+    assert "USD an hour" in ran.output
+    starts = ("run-instances", "cluster", "nodegroup", "nodepool", "node-pools", "instances", "clusters", "custom-jobs",
+              "queued-resources", "vm", "aks")
+    assert not [call for call in ran.commands if {"create", "add", "scale", "run-instances"} & set(call)
+                and set(starts) & set(call)]
+    accepted = run_script(files, name, [*words, "--yes"], tmp_path, settings)
+    assert accepted.code == 0, accepted.output
+    assert "USD an hour" in accepted.output
+    assert len(accepted.commands) > len(ran.commands)
 
 
 def test_a_failed_job_ends_the_script_with_a_fault(tmp_path: Path):

@@ -11,7 +11,6 @@ from embark.render.command import SPEC_PATH, WAIT_S, indexed_command, plain_comm
 from embark.render.folder import File
 from embark.render.image import RAY_VERSION
 from embark.render.job import EXITS, PORT, Job
-from embark.render.monitoring import price_text
 from embark.render.pod import CONTAINER, config_data, pod_values, resources
 from embark.render.shell_text import job_text, python_text, script_file
 from embark.render.volumes import needs_copy
@@ -85,7 +84,7 @@ def render_launch_script(job: Job) -> list[File]:
               "and quota, creates what is missing, submits the job and follows it. Safe to repeat: what exists stays. "
               "--dry-run prints every command that would change something, and runs none.",
         container=CONTAINER,
-        cost=f"{price_text(job)} The cluster and storage are extra.", manifest=manifest, kind=kind,
+        cost=job.price_text, manifest=manifest, kind=kind,
         has_registry="/" in job.image and not job.image.startswith(PLACEHOLDER_REGISTRY),
         cluster_script=CLUSTER_SCRIPTS[job.cloud], fault_code=int(ExitCode.FAULT),
         needs_copy=needs_copy(job))]
