@@ -16,6 +16,8 @@ STUB = """#!/bin/bash
 { flock 9; printf '%s\\0' "${0##*/}" "$@" '' >&9; } 9>>"$RECORD"  # both ends of a pipe write at the same time
 words=" $* "
 case $words in
+  *" get pods "*) exit 0 ;;
+  *" get workloads.kueue.x-k8s.io "*) echo "True|"; exit 0 ;;
   *" account show "*"--query"*) echo 123456789012345678; exit 0 ;;
   *" nodepool show "*) exit 1 ;;
   *" vm list-usage "*) printf 'StandardNDASv4_A100Family\\tStandard NDASv4_A100 Family vCPUs\\t9999\\n'; exit 0 ;;

@@ -11,11 +11,13 @@ BUDGET_USD=${BUDGET_USD:-1100}
 
 DRY_RUN=${DRY_RUN:-0}
 YES=${YES:-0}
+KEEP=${KEEP:-0}
 for word in "$@"; do
   shift
   case $word in
     --dry-run) DRY_RUN=1 ;;
     --yes) YES=1 ;;
+    --keep) KEEP=1 ;;
     *) set -- "$@" "$word" ;;
   esac
 done
@@ -50,6 +52,23 @@ pay() {
   confirm 'Continue?'
 }
 
+# Ends the script. A login that has expired looks like many other failures, so it is checked then.
+finish() {
+  local code=$?
+  trap - EXIT
+  case $code in 0 | 64 | 130) exit "$code" ;; esac
+  if [ "$DRY_RUN" = 0 ] && ! logged_in; then
+    printf 'You are not logged in to %s, or the login has expired: %s, then run this again.\n' aws 'aws sso login, or set AWS_PROFILE' >&2
+    exit 64
+  fi
+  exit "$code"
+}
+
+logged_in() {
+  aws sts get-caller-identity >/dev/null 2>&1
+}
+
+trap finish EXIT
 cd "$(dirname "$0")"
 # Fails unless the quota $1 has the $2 units that the run needs. The other words are a command that prints its limit.
 enough() {

@@ -11,11 +11,13 @@ REGION=${REGION:-us-west-2}
 
 DRY_RUN=${DRY_RUN:-0}
 YES=${YES:-0}
+KEEP=${KEEP:-0}
 for word in "$@"; do
   shift
   case $word in
     --dry-run) DRY_RUN=1 ;;
     --yes) YES=1 ;;
+    --keep) KEEP=1 ;;
     *) set -- "$@" "$word" ;;
   esac
 done
@@ -50,6 +52,23 @@ pay() {
   confirm 'Continue?'
 }
 
+# Ends the script. A login that has expired looks like many other failures, so it is checked then.
+finish() {
+  local code=$?
+  trap - EXIT
+  case $code in 0 | 64 | 130) exit "$code" ;; esac
+  if [ "$DRY_RUN" = 0 ] && ! logged_in; then
+    printf 'You are not logged in to %s, or the login has expired: %s, then run this again.\n' aws 'aws sso login, or set AWS_PROFILE' >&2
+    exit 64
+  fi
+  exit "$code"
+}
+
+logged_in() {
+  aws sts get-caller-identity >/dev/null 2>&1
+}
+
+trap finish EXIT
 cd "$(dirname "$0")"
 # Creates all but the GPU machines.
 up() {
@@ -122,6 +141,30 @@ stop() {
   run eksctl scale nodegroup --cluster "$CLUSTER" --region "$REGION" --name p4d-24xlarge --nodes 0 --nodes-min 0
 }
 
+# Deletes the run's namespace: disks that its claims have made would outlive the cluster, and be paid.
+disks() {
+  local left='' of_claims='{.items[?(@.spec.persistentVolumeReclaimPolicy=="Delete")].metadata.name}'
+  run kubectl delete namespace embark --ignore-not-found --timeout=600s
+  if [ "$DRY_RUN" = 1 ]; then return 0; fi
+  for _ in {1..20}; do
+    left="$(kubectl get persistentvolumes --output "jsonpath=$of_claims")"
+    if [ -z "$left" ]; then return 0; fi
+    sleep 15
+  done
+  printf 'These volumes outlive the cluster and are paid: %s\n' "$left" >&2
+}
+# Deletes the cluster's log groups, which have no end and are paid by the gigabyte.
+logs() {
+  local prefix groups group
+  for prefix in "/aws/containerinsights/$CLUSTER/" "/aws/eks/$CLUSTER/"; do
+    groups="$(aws logs describe-log-groups --region "$REGION" --log-group-name-prefix "$prefix" \
+      --query 'logGroups[].logGroupName' --output text)"
+    for group in $groups; do
+      run aws logs delete-log-group --region "$REGION" --log-group-name "$group"
+    done
+  done
+}
+
 # Deletes the cluster and its network. A file system in it must be gone: storage.sh delete.
 delete() {
   local vpc=vpc-0 found=(vpce-0)
@@ -134,8 +177,13 @@ delete() {
   if [ "${#found[@]}" -gt 0 ]; then
     run aws ec2 delete-vpc-endpoints --region "$REGION" --vpc-endpoint-ids "${found[@]}"
   fi
+  if [ "$DRY_RUN" = 1 ] || eksctl get cluster --name "$CLUSTER" --region "$REGION" >/dev/null 2>&1; then
+    run aws eks update-kubeconfig --name "$CLUSTER" --region "$REGION"
+    disks || printf 'the cluster does not answer: look for its disks in the console\n' >&2
+  fi
   # Without --wait eksctl does not say that a deletion failed.
   run eksctl delete cluster --name "$CLUSTER" --region "$REGION" --disable-nodegroup-eviction --wait
+  if [ "$DRY_RUN" = 0 ]; then logs; fi
 }
 
 if [ "$#" = 0 ]; then set -- up; fi

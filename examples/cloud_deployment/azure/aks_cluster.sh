@@ -15,11 +15,13 @@ IDENTITY=${IDENTITY:-embark-train}
 STORAGE_ACCOUNT=${STORAGE_ACCOUNT:-embarkexample}
 DRY_RUN=${DRY_RUN:-0}
 YES=${YES:-0}
+KEEP=${KEEP:-0}
 for word in "$@"; do
   shift
   case $word in
     --dry-run) DRY_RUN=1 ;;
     --yes) YES=1 ;;
+    --keep) KEEP=1 ;;
     *) set -- "$@" "$word" ;;
   esac
 done
@@ -54,6 +56,23 @@ pay() {
   confirm 'Continue?'
 }
 
+# Ends the script. A login that has expired looks like many other failures, so it is checked then.
+finish() {
+  local code=$?
+  trap - EXIT
+  case $code in 0 | 64 | 130) exit "$code" ;; esac
+  if [ "$DRY_RUN" = 0 ] && ! logged_in; then
+    printf 'You are not logged in to %s, or the login has expired: %s, then run this again.\n' azure 'az login' >&2
+    exit 64
+  fi
+  exit "$code"
+}
+
+logged_in() {
+  az account get-access-token --query expiresOn >/dev/null 2>&1
+}
+
+trap finish EXIT
 cd "$(dirname "$0")"
 # Asks az for one value, and stops where there is none. A dry run has only a name for it.
 value() {
@@ -220,6 +239,8 @@ delete() {
   if [ "$DRY_RUN" = 1 ] || az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" >/dev/null 2>&1; then
     run az aks delete --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --yes
   fi
+  # Other clusters of the region may use it.
+  printf 'The monitor workspace of the region stays: az resource list --resource-type Microsoft.Monitor/accounts\n' >&2
 }
 
 set -- "${1:-up}"

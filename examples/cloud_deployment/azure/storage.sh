@@ -12,11 +12,13 @@ STORAGE_ACCOUNT=${STORAGE_ACCOUNT:-embarkexample}
 CAPACITY_GIB=${CAPACITY_GIB:-1024}
 DRY_RUN=${DRY_RUN:-0}
 YES=${YES:-0}
+KEEP=${KEEP:-0}
 for word in "$@"; do
   shift
   case $word in
     --dry-run) DRY_RUN=1 ;;
     --yes) YES=1 ;;
+    --keep) KEEP=1 ;;
     *) set -- "$@" "$word" ;;
   esac
 done
@@ -51,6 +53,23 @@ pay() {
   confirm 'Continue?'
 }
 
+# Ends the script. A login that has expired looks like many other failures, so it is checked then.
+finish() {
+  local code=$?
+  trap - EXIT
+  case $code in 0 | 64 | 130) exit "$code" ;; esac
+  if [ "$DRY_RUN" = 0 ] && ! logged_in; then
+    printf 'You are not logged in to %s, or the login has expired: %s, then run this again.\n' azure 'az login' >&2
+    exit 64
+  fi
+  exit "$code"
+}
+
+logged_in() {
+  az account get-access-token --query expiresOn >/dev/null 2>&1
+}
+
+trap finish EXIT
 cd "$(dirname "$0")"
 # Asks az for one value, and stops where there is none. A dry run has only a name for it.
 value() {
@@ -88,13 +107,19 @@ buckets() {
     --storage-account "$STORAGE_ACCOUNT" \
     --resource-group "$RESOURCE_GROUP" \
     --name embark-example
-  # Lets you upload data: owning the account does not imply that.
-  USER_ID="$(value 'you' az ad signed-in-user show --query id)"
+  # Lets you upload data: owning the account does not imply that. A pipeline is logged in as a service principal.
+  USER_TYPE=User
+  if [ "$DRY_RUN" = 0 ] && [ "$(az account show --query user.type --output tsv)" = servicePrincipal ]; then
+    USER_TYPE=ServicePrincipal
+    USER_ID="$(value 'you' az ad sp show --id "$(az account show --query user.name --output tsv)" --query id)"
+  else
+    USER_ID="$(value 'you' az ad signed-in-user show --query id)"
+  fi
   ACCOUNT="$(value 'the storage account' az storage account show --name "$STORAGE_ACCOUNT" --query id)"
   run az role assignment create \
     --role 'Storage Blob Data Contributor' \
     --assignee-object-id "$USER_ID" \
-    --assignee-principal-type User \
+    --assignee-principal-type "$USER_TYPE" \
     --scope "$ACCOUNT"
 }
 

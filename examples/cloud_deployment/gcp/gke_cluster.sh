@@ -13,11 +13,13 @@ ZONE=${ZONE:-us-central1-a}
 
 DRY_RUN=${DRY_RUN:-0}
 YES=${YES:-0}
+KEEP=${KEEP:-0}
 for word in "$@"; do
   shift
   case $word in
     --dry-run) DRY_RUN=1 ;;
     --yes) YES=1 ;;
+    --keep) KEEP=1 ;;
     *) set -- "$@" "$word" ;;
   esac
 done
@@ -52,6 +54,23 @@ pay() {
   confirm 'Continue?'
 }
 
+# Ends the script. A login that has expired looks like many other failures, so it is checked then.
+finish() {
+  local code=$?
+  trap - EXIT
+  case $code in 0 | 64 | 130) exit "$code" ;; esac
+  if [ "$DRY_RUN" = 0 ] && ! logged_in; then
+    printf 'You are not logged in to %s, or the login has expired: %s, then run this again.\n' gcp 'gcloud auth login' >&2
+    exit 64
+  fi
+  exit "$code"
+}
+
+logged_in() {
+  gcloud auth print-access-token >/dev/null 2>&1
+}
+
+trap finish EXIT
 cd "$(dirname "$0")"
 # Whether a resource exists, by the words of its `describe` command; with DRY_RUN=1 none does.
 exists() {
@@ -142,9 +161,23 @@ stop() {
   fi
 }
 
+# Deletes the run's namespace: disks that its claims have made would outlive the cluster, and be paid.
+disks() {
+  local left='' of_claims='{.items[?(@.spec.persistentVolumeReclaimPolicy=="Delete")].metadata.name}'
+  run kubectl delete namespace embark --ignore-not-found --timeout=600s
+  if [ "$DRY_RUN" = 1 ]; then return 0; fi
+  for _ in {1..20}; do
+    left="$(kubectl get persistentvolumes --output "jsonpath=$of_claims")"
+    if [ -z "$left" ]; then return 0; fi
+    sleep 15
+  done
+  printf 'These volumes outlive the cluster and are paid: %s\n' "$left" >&2
+}
 # Deletes the cluster with all its machines. Buckets and file systems are storage.sh's.
 delete() {
   if [ "$DRY_RUN" = 1 ] || exists container clusters describe "$CLUSTER" --location="$REGION"; then
+    run gcloud container clusters get-credentials "$CLUSTER" --location="$REGION" --project="$PROJECT"
+    disks || printf 'the cluster does not answer: look for its disks in the console\n' >&2
     run gcloud container clusters delete "$CLUSTER" --location="$REGION" --project="$PROJECT" --quiet
   fi
 }

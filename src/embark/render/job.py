@@ -3,6 +3,7 @@ spec."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import posixpath
 import re
@@ -198,6 +199,11 @@ class Job:
     def usd_per_hour(self) -> float | None:
         """Price of all its machines; None if the catalog has none."""
         return self.price.usd_per_hour
+
+    @property
+    def spec_id(self) -> str:
+        """A name of the spec's content, by which a script knows a job that an earlier spec has started."""
+        return hashlib.sha256(self.spec_toml.encode()).hexdigest()[:12]
 
     @property
     def price_text(self) -> str:

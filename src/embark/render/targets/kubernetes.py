@@ -87,7 +87,13 @@ def render_launch_script(job: Job) -> list[File]:
         cost=job.price_text, manifest=manifest, kind=kind,
         has_registry="/" in job.image and not job.image.startswith(PLACEHOLDER_REGISTRY),
         cluster_script=CLUSTER_SCRIPTS[job.cloud], fault_code=int(ExitCode.FAULT),
-        needs_copy=needs_copy(job))]
+        needs_copy=needs_copy(job), queue_path=_queue_path(job))]
+
+
+def _queue_path(job: Job) -> str:
+    """Return kubectl's path to whether Kueue has admitted the job, and to why it has not."""
+    workload = f'.items[?(@.metadata.ownerReferences[0].name=="{job.name}")].status.conditions'
+    return f'jsonpath={{{workload}[?(@.type=="Admitted")].status}}|{{{workload}[?(@.type=="QuotaReserved")].message}}'
 
 
 def _values(job: Job, target: str) -> dict[str, Any]:
