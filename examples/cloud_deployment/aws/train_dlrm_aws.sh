@@ -142,7 +142,7 @@ release() {
 # Cluster, storage, job, and its log until it ends.
 train() {
   check
-  pay '2 x p4d.24xlarge on demand in us-west-2: 43.92 USD an hour by the catalog (2026-08-22). The cluster: 0.55 USD an hour until it is deleted. Storage is extra.'
+  pay '2 x p4d.24xlarge on demand in us-west-2: 43.92 USD an hour by the catalog (2026-08-22). 1,200 GiB of FSx for Lustre, PERSISTENT_2, 1000 MB/s/TiB read 1.2 GB/s and cost 0.99 USD an hour. The cluster: 0.55 USD an hour until it is deleted. Buckets are extra.'
   # Each step finds what it uses: buckets, then the cluster and who its pods are, then the volume and its data. The
   # GPU machines come last, since they are paid from the moment they start.
   ./storage.sh buckets
@@ -233,14 +233,17 @@ wait_for_queue() {
   local said why='' waited=0
   while true; do
     said=$(admission)
-    case $said in True*) return 0 ;; esac
+    case $said in
+      True*) return 0 ;;
+      '|') said='|it waits for its machines' ;;
+    esac
     if [ "${said#*|}" != "$why" ]; then
       why=${said#*|}
       printf 'Kueue has not admitted the job yet: %s\n' "$why" >&2
     fi
     if [ "$waited" -ge "$QUEUE_LIMIT_S" ]; then
       printf 'Kueue has not admitted the job for %s seconds: %s\n' "$QUEUE_LIMIT_S" "$why" >&2
-      printf 'It stays in the queue %s: %s waits for it again, %s stop takes it out.\n' embark "$0" "$0" >&2
+      printf 'It stays in the queue %s: %s waits for it again, %s stop takes it out.\n' embark-p4d-24xlarge "$0" "$0" >&2
       exit 70
     fi
     sleep 15

@@ -118,11 +118,11 @@ up() {
   fi
   if ! az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" >/dev/null 2>&1; then
     pay 'The cluster: 0.38 USD an hour until it is deleted.'
+    # Without --kubernetes-version it is AKS's default, which is always in support.
     run az aks create \
       --resource-group "$RESOURCE_GROUP" \
       --name "$CLUSTER" \
       --location "$LOCATION" \
-      --kubernetes-version 1.34 \
       --nodepool-name system \
       --node-count 2 \
       --node-vm-size Standard_D4s_v5 \

@@ -141,7 +141,7 @@ release() {
 # Cluster, storage, job, and its log until it ends.
 train() {
   check
-  pay '2 x Standard_ND96asr_v4 on demand in eastus: 54.39 USD an hour by the catalog (2026-08-22). The cluster: 0.38 USD an hour until it is deleted. Storage is extra.'
+  pay '2 x Standard_ND96asr_v4 on demand in eastus: 54.39 USD an hour by the catalog (2026-08-22). 19,456 GiB of Azure NetApp Files, Ultra read 2.6 GB/s and cost 10.47 USD an hour. The cluster: 0.38 USD an hour until it is deleted. Buckets are extra.'
   # Each step finds what it uses: buckets, then the cluster and who its pods are, then the volume and its data. The
   # GPU machines come last, since they are paid from the moment they start.
   ./storage.sh buckets
@@ -262,14 +262,17 @@ wait_for_queue() {
   local said why='' waited=0
   while true; do
     said=$(admission)
-    case $said in True*) return 0 ;; esac
+    case $said in
+      True*) return 0 ;;
+      '|') said='|it waits for its machines' ;;
+    esac
     if [ "${said#*|}" != "$why" ]; then
       why=${said#*|}
       printf 'Kueue has not admitted the job yet: %s\n' "$why" >&2
     fi
     if [ "$waited" -ge "$QUEUE_LIMIT_S" ]; then
       printf 'Kueue has not admitted the job for %s seconds: %s\n' "$QUEUE_LIMIT_S" "$why" >&2
-      printf 'It stays in the queue %s: %s waits for it again, %s stop takes it out.\n' embark "$0" "$0" >&2
+      printf 'It stays in the queue %s: %s waits for it again, %s stop takes it out.\n' embark-nd96asr-v4 "$0" "$0" >&2
       exit 70
     fi
     sleep 15
