@@ -255,8 +255,8 @@ def test_an_expired_login_is_one_sentence_with_the_command(cloud: str, walk_of):
         assert f"or the login has expired: {LOGINS[cloud]}" in done.output.splitlines()[-1], (line, done.output)
     assert walk.account.paid() == []
     walk.account.programs["session-manager-plugin"] = FunctionProgram("session-manager-plugin", lambda call: "1.2")
-    launched = walk.sh("SUBNET_ID=subnet-1 embark launch run.toml --yes --set place.target=vm --set place.volume= --set data.kind=synthetic "
-                       "--set data.path=")
+    launched = walk.sh("SUBNET_ID=subnet-1 embark launch run.toml --yes --set place.target=vm --set place.volume= "
+                       "--set data.kind=synthetic --set data.path=")
     assert launched.code == 64, launched.output
     assert LOGINS[cloud] in launched.output
 

@@ -99,8 +99,8 @@ EXPIRED = {
     "eksctl": "Error: checking AWS STS access – cannot get role ARN for current session: operation error STS: "
               "GetCallerIdentity, https response error StatusCode: 403, api error ExpiredToken: The security token "
               "included in the request is expired",
-    "az": "AADSTS700082: The refresh token has expired due to inactivity.\nInteractive authentication is needed. Please "
-          "run:\naz login",
+    "az": "AADSTS700082: The refresh token has expired due to inactivity.\nInteractive authentication is needed. "
+          "Please run:\naz login",
     "gcloud": "ERROR: There was a problem refreshing your current auth tokens: Reauthentication failed. cannot prompt "
               "during non-interactive execution.\nPlease run:\n\n  $ gcloud auth login",
 }

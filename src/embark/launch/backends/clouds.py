@@ -22,8 +22,8 @@ from embark.launch.shell import CommandResult, Shell
 from embark.launch.supervisor_client import Host, ssh_words
 from embark.render.clouds import aws, azure, gcp
 from embark.render.job import Job
+from embark.render.shell_text import LOGINS, Step, substitute
 from embark.render.shell_text import Shell as ShellText
-from embark.render.shell_text import Step, substitute
 from embark.store import write_atomic
 
 CHANGE_S = 1200.0  # Limit of a command that creates or deletes something: some return only when it is done.
@@ -103,7 +103,7 @@ class CloudCommands:
                 raise UserError(error.what, fix=where) from error
         if not (done := self.ask("identity")).is_ok:
             said = to_one_line(done.err)[:300] or "nobody is logged in"
-            raise UserError(f"{self.name}: {said}", fix=self.table["login"])
+            raise UserError(f"{self.name}: {said}", fix=LOGINS[self.name]["fix"])
 
 
 class Cloud(CloudCommands, ABC):
@@ -374,7 +374,7 @@ def command_error(cloud: str, done: CommandResult) -> EmbarkError:
     said = to_one_line(done.err or done.out)[-400:]
     if done.has_timed_out:
         return Fault(f"{cloud} did not answer in time: {said}", fix="embark status checks again")
-    known = explain("cloud", done.err, login=TABLE[cloud]["login"])
+    known = explain("cloud", done.err, login=LOGINS[cloud]["fix"])
     if known:
         return UserError(f"{cloud}: {known[0].text} ({said})", fix=known[0].fix)
     return Fault(f"{cloud}: {said or f'exit code {done.code}'}", fix="see the cloud's own message")

@@ -177,7 +177,8 @@ def machine_files(job: Job, index: int, master: str) -> Mapping[str, str | bytes
     identity = f"RANK={index}\nMASTER={quote(master)}{plugin_text(job)}"
     return {
         **config, **({} if job.spec.place.image else {wheel_name(): wheel_bytes()}),
-        "off.sh": off_program(job), "setup.sh": setup_program(job, wheels=RUN_FOLDER), "node.sh": node_program(job, identity), "start.sh": start,
+        "setup.sh": setup_program(job, wheels=RUN_FOLDER), "node.sh": node_program(job, identity), "start.sh": start,
+        "off.sh": off_program(job),
         "job.json": job_json([f"{RUN_FOLDER}/start.sh"], cwd="/", after=end_later()),
     }
 
