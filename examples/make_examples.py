@@ -146,11 +146,17 @@ def serving(job: Job) -> dict[str, Any]:
                 f"--machine-type={machine} --num-nodes=2 --workload-metadata=GKE_METADATA",
                 f"gcloud container node-pools delete {where} --quiet"),
     }[job.cloud]
+    # Room for every replica, and for one more while a rollout replaces them.
+    most = job.spec.serve.max_replicas + 1
+    create += {"aws": f" \\\n  --nodes-min 2 --nodes-max {most}",
+               "azure": f" \\\n  --enable-cluster-autoscaler --min-count 2 --max-count {most}",
+               "gcp": f" \\\n  --enable-autoscaling --total-min-nodes=2 --total-max-nodes={most} "
+                      "--location-policy=ANY"}[job.cloud]
     spec = job.spec.model_copy(update={"serve": job.spec.serve.model_copy(update={"tables": "int8"})})
     image = {"azure": "$REGISTRY.azurecr.io/embark:serve", "aws": "$REGISTRY/embark:serve",
              "gcp": '"$REGISTRY/embark:serve"'}[job.cloud]
     return {"serve_machine": machine, "serve_gib": memory_gib(spec), "serve_image": image, "serve_pool": create,
-            "serve_pool_deletion": delete}
+            "serve_pool_deletion": delete, "serve_max_nodes": most}
 
 
 def guide(name: str, **values: Any) -> str:

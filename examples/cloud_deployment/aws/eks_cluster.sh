@@ -87,6 +87,14 @@ up() {
   # Namespace and service account, which everything below belongs to.
   run kubectl apply -f eks_objects.yaml
   endpoint
+  # Groups of machines for servers grow with the pods that wait.
+  run helm repo add --force-update autoscaler https://kubernetes.github.io/autoscaler
+  run helm upgrade cluster-autoscaler autoscaler/cluster-autoscaler \
+    --install \
+    --namespace kube-system \
+    --set autoDiscovery.clusterName="$CLUSTER" \
+    --set awsRegion="$REGION" \
+    --set rbac.serviceAccount.name=cluster-autoscaler
   # eksctl's own EFA plugin does not tolerate the GPU machines' taint. This one has another name, to live beside it.
   run helm repo add --force-update eks https://aws.github.io/eks-charts
   run helm upgrade embark-efa eks/aws-efa-k8s-device-plugin \
@@ -160,18 +168,6 @@ stop() {
   run eksctl scale nodegroup --cluster "$CLUSTER" --region "$REGION" --name p4d-24xlarge --nodes 0 --nodes-min 0
 }
 
-# Deletes the run's namespace: disks that its claims have made would outlive the cluster, and be paid.
-disks() {
-  local left='' of_claims='{.items[?(@.spec.persistentVolumeReclaimPolicy=="Delete")].metadata.name}'
-  run kubectl delete namespace embark --ignore-not-found --timeout=600s
-  if [ "$DRY_RUN" = 1 ]; then return 0; fi
-  for _ in {1..20}; do
-    left="$(kubectl get persistentvolumes --output "jsonpath=$of_claims")"
-    if [ -z "$left" ]; then return 0; fi
-    sleep 15
-  done
-  printf 'These volumes outlive the cluster and are paid: %s\n' "$left" >&2
-}
 # Deletes the cluster's log groups, which have no end and are paid by the gigabyte.
 logs() {
   local prefix groups group
@@ -195,10 +191,6 @@ delete() {
   fi
   if [ "${#found[@]}" -gt 0 ]; then
     run aws ec2 delete-vpc-endpoints --region "$REGION" --vpc-endpoint-ids "${found[@]}"
-  fi
-  if [ "$DRY_RUN" = 1 ] || eksctl get cluster --name "$CLUSTER" --region "$REGION" >/dev/null 2>&1; then
-    run aws eks update-kubeconfig --name "$CLUSTER" --region "$REGION"
-    disks || printf 'the cluster does not answer: look for its disks in the console\n' >&2
   fi
   # Without --wait eksctl does not say that a deletion failed.
   run eksctl delete cluster --name "$CLUSTER" --region "$REGION" --disable-nodegroup-eviction --wait

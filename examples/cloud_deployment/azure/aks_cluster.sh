@@ -128,6 +128,8 @@ up() {
       --node-vm-size Standard_D4s_v5 \
       --network-plugin azure \
       --network-plugin-mode overlay \
+      --network-dataplane cilium \
+      --network-policy cilium \
       --enable-managed-identity \
       --enable-oidc-issuer \
       --enable-workload-identity \
@@ -154,9 +156,10 @@ up() {
     --wait
 
   run kubectl apply -f aks_cluster.yaml
+  ISSUER="$(value "the cluster's issuer" az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query oidcIssuerProfile.issuerUrl)"
+  ACCOUNT="$(value 'the storage account' az storage account show --name "$STORAGE_ACCOUNT" --query id)"
   # The pods' own identity: workload identity, no key and no secret anywhere.
   run az identity create --resource-group "$RESOURCE_GROUP" --name "$IDENTITY" --location "$LOCATION"
-  ISSUER="$(value "the cluster's issuer" az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query oidcIssuerProfile.issuerUrl)"
   run az identity federated-credential create \
     --resource-group "$RESOURCE_GROUP" \
     --name embark \
@@ -164,15 +167,34 @@ up() {
     --issuer "$ISSUER" \
     --subject system:serviceaccount:embark:embark \
     --audiences api://AzureADTokenExchange
-  PRINCIPAL="$(value "the pods' identity" az identity show --resource-group "$RESOURCE_GROUP" --name "$IDENTITY" --query principalId)"
-  ACCOUNT="$(value 'the storage account' az storage account show --name "$STORAGE_ACCOUNT" --query id)"
+  PRINCIPAL="$(value 'the pods'"'"' identity' az identity show --resource-group "$RESOURCE_GROUP" --name "$IDENTITY" --query principalId)"
   run az role assignment create \
     --role 'Storage Blob Data Contributor' \
     --assignee-object-id "$PRINCIPAL" \
     --assignee-principal-type ServicePrincipal \
     --scope "$ACCOUNT"/blobServices/default/containers/embark-example
-  CLIENT="$(value "the pods' client id" az identity show --resource-group "$RESOURCE_GROUP" --name "$IDENTITY" --query clientId)"
+  CLIENT="$(value 'the pods'"'"' identity' az identity show --resource-group "$RESOURCE_GROUP" --name "$IDENTITY" --query clientId)"
   run kubectl annotate serviceaccount embark \
+    azure.workload.identity/client-id="$CLIENT" \
+    --namespace embark \
+    --overwrite
+  # That of the servers, which only read.
+  run az identity create --resource-group "$RESOURCE_GROUP" --name "$IDENTITY"-serve --location "$LOCATION"
+  run az identity federated-credential create \
+    --resource-group "$RESOURCE_GROUP" \
+    --name embark \
+    --identity-name "$IDENTITY"-serve \
+    --issuer "$ISSUER" \
+    --subject system:serviceaccount:embark:embark-serve \
+    --audiences api://AzureADTokenExchange
+  PRINCIPAL="$(value 'the servers'"'"' identity' az identity show --resource-group "$RESOURCE_GROUP" --name "$IDENTITY"-serve --query principalId)"
+  run az role assignment create \
+    --role 'Storage Blob Data Reader' \
+    --assignee-object-id "$PRINCIPAL" \
+    --assignee-principal-type ServicePrincipal \
+    --scope "$ACCOUNT"/blobServices/default/containers/embark-example
+  CLIENT="$(value 'the servers'"'"' identity' az identity show --resource-group "$RESOURCE_GROUP" --name "$IDENTITY"-serve --query clientId)"
+  run kubectl annotate serviceaccount embark-serve \
     azure.workload.identity/client-id="$CLIENT" \
     --namespace embark \
     --overwrite

@@ -119,6 +119,11 @@ roles() {
     --member="$pods" \
     --role=roles/storage.objectUser \
     --project="$PROJECT"
+  # Servers read, and no more.
+  run gcloud storage buckets add-iam-policy-binding gs://embark-example \
+    --member="principal://iam.googleapis.com/$pool/subject/ns/"embark/sa/embark-serve \
+    --role=roles/storage.objectViewer \
+    --project="$PROJECT"
 }
 
 # Adds the GPU machines' node pool. The autoscaler starts them when the job's pods wait for them.
@@ -161,23 +166,9 @@ stop() {
   fi
 }
 
-# Deletes the run's namespace: disks that its claims have made would outlive the cluster, and be paid.
-disks() {
-  local left='' of_claims='{.items[?(@.spec.persistentVolumeReclaimPolicy=="Delete")].metadata.name}'
-  run kubectl delete namespace embark --ignore-not-found --timeout=600s
-  if [ "$DRY_RUN" = 1 ]; then return 0; fi
-  for _ in {1..20}; do
-    left="$(kubectl get persistentvolumes --output "jsonpath=$of_claims")"
-    if [ -z "$left" ]; then return 0; fi
-    sleep 15
-  done
-  printf 'These volumes outlive the cluster and are paid: %s\n' "$left" >&2
-}
 # Deletes the cluster with all its machines. Buckets and file systems are storage.sh's.
 delete() {
   if [ "$DRY_RUN" = 1 ] || exists container clusters describe "$CLUSTER" --location="$REGION"; then
-    run gcloud container clusters get-credentials "$CLUSTER" --location="$REGION" --project="$PROJECT"
-    disks || printf 'the cluster does not answer: look for its disks in the console\n' >&2
     run gcloud container clusters delete "$CLUSTER" --location="$REGION" --project="$PROJECT" --quiet
   fi
 }

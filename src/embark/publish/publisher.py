@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from embark.errors import DataError, EmbarkError, UserError
+from embark.events.heartbeat import beat
 from embark.export.artifact import (
     CANDIDATE,
     Artifact,
@@ -169,6 +170,7 @@ def watch(
     and retried."""
     last, next_s, last_error = "", 0.0, ""
     while not is_stopped():
+        beat()
         try:
             trained = _find(run, sets)
             if identity_of(trained.checkpoint) != last and time.monotonic() >= next_s:

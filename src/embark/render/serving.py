@@ -39,6 +39,22 @@ def server_name(name: str) -> str:
     return f"{name}-serve"
 
 
+def token_secret(spec: RunSpec, name: str) -> str:
+    """Return the name of the Secret with the token of requests; empty if the servers ask for none."""
+    return f"{server_name(name)}-token" if spec.serve.auth == "token" else ""
+
+
+def secret_options(spec: RunSpec, name: str) -> dict[str, str]:
+    """Return the Secrets that the pods of a deployment read, each with options of `kubectl create secret generic`, for
+    a shell in which TOKEN is set."""
+    token, stream = '--from-literal=token="$TOKEN"', spec.stream
+    found = {token_secret(spec, name): token}
+    if spec.place.target == "follow" and stream.secret:
+        found[stream.secret] = f'{token} --from-literal=options.toml="token = \\"$TOKEN\\""' \
+            if has_own_broker(spec, name) else "--from-file=options.toml"
+    return {secret: options for secret, options in found.items() if secret}
+
+
 def serve_mistakes(spec: RunSpec, catalog: Catalog) -> Iterator[Mistake]:
     """Yield the mistakes that keep a server from being deployed."""
     artifact = artifact_of(spec)
@@ -133,10 +149,12 @@ def broker_url(name: str) -> str:
 
 
 def with_broker(spec: RunSpec, name: str) -> RunSpec:
-    """Give a spec without servers those of the deployment."""
-    if spec.stream.source != "nats" or spec.stream.servers:
+    """Give a spec without servers those of the deployment, and the Secret with their token."""
+    stream = spec.stream
+    if stream.source != "nats" or stream.servers:
         return spec
-    return spec.model_copy(update={"stream": spec.stream.model_copy(update={"servers": (broker_url(name),)})})
+    own = {"servers": (broker_url(name),), "secret": stream.secret or broker_name(name)}
+    return spec.model_copy(update={"stream": stream.model_copy(update=own)})
 
 
 def has_own_broker(spec: RunSpec, name: str) -> bool:
@@ -161,6 +179,9 @@ def follow_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     if serve.artifact and serve.artifact.rstrip("/") != published_uri(spec):
         yield Mistake("", "serve.artifact", serve.artifact, f"the trainer publishes to {published_uri(spec)}",
                       "leave it out: servers follow the place that versions are published to")
+    if spec.place.identity and not serve.identity:
+        yield Mistake("", "serve.identity", "", "the servers would act as the trainer, which may delete checkpoints",
+                      f"an identity that may read {published_uri(spec)}, and nothing else")
     if serve.tables != spec.publish.tables:
         yield Mistake("", "serve.tables", serve.tables, f'publish.tables = "{spec.publish.tables}", which is what '
                       "servers load", f'set it to "{spec.publish.tables}"')

@@ -17,6 +17,7 @@ from cloudsim.programs.kubectl_output import is_selected, node_object, show
 from cloudsim.state import Refusal
 from embark.kubernetes.objects import at
 
+AUTOSCALER = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status"
 STEP_S = 15.0  # The interval at which `kubectl wait` and `logs --follow` look.
 
 
@@ -72,7 +73,8 @@ class Kubectl:
         return f"Kubernetes control plane is running: {self._cluster(command).name}\n"
 
     def _may(self, command: ParsedCommand, call: Call) -> str:
-        words = " ".join(command.positionals["WORDS"])
+        part = command.text("--subresource")
+        words = " ".join(command.positionals["WORDS"]) + (f"/{part}" if part else "")
         if words in self._cluster(command).denied:
             raise Refusal("", out="no\n")
         return "yes\n"
@@ -82,6 +84,8 @@ class Kubectl:
         if path == "/version":
             major, minor = cluster.version.split(".")[:2]
             return json.dumps({"major": major, "minor": minor, "gitVersion": f"v{cluster.version}.0"})
+        if path == AUTOSCALER and any(pool.max_nodes for pool in cluster.pools.values()):
+            return json.dumps({"kind": "ConfigMap", "data": {"status": "Healthy"}})
         version = path.removeprefix("/apis/").removeprefix("/api/")
         group, _, number = version.rpartition("/")
         found = [{"name": one.plural, "kind": one.kind, "namespaced": one.is_namespaced} for one in cluster.kinds()

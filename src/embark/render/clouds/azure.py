@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from embark.render.folder import File
 from embark.render.job import Job, Location
@@ -144,8 +145,19 @@ def render_aks(job: Job) -> list[File]:
                                 network_operator_version=NETWORK_OPERATOR_VERSION,
                                 gpu_operator_version=GPU_OPERATOR_VERSION, os_disk_gib=os_disk_gib(job),
                                 is_lustre=is_lustre(job), lustre_driver_version=LUSTRE_DRIVER_VERSION,
-                                lustre_driver_files=LUSTRE_DRIVER_FILES))
+                                lustre_driver_files=LUSTRE_DRIVER_FILES, identities=identities(job)))
     return files
+
+
+def identities(job: Job) -> list[dict[str, Any]]:
+    """Return the managed identities that the script makes: of the run's pods, and of the servers, which only read."""
+    serve, versions = job.spec.serve, job.versions
+    pods = {"account": job.place.service_account, "identity": '"$IDENTITY"', "title": "the pods' identity",
+            "why": "The pods' own identity: workload identity, no key and no secret anywhere.",
+            "grants": [one for one in job.buckets if one.scheme == "az"]}
+    servers = {"account": serve.service_account, "identity": '"$IDENTITY"-serve', "title": "the servers' identity",
+               "why": "That of the servers, which only read.", "grants": [versions]}
+    return [pods, *([servers] if versions and not serve.identity else [])]
 
 
 def pool_name(job: Job) -> str:
