@@ -67,6 +67,7 @@ TOOLS = {
                   ("slurm-wlm", "slurm-wlm-basic-plugins", "munge")),
     "shellcheck": Tool((("shellcheck",),), ("shellcheck",)),
     "strace": Tool((("strace",),), ("strace",)),
+    "unshare": Tool((("unshare",), ("mount",)), ("util-linux", "mount")),
     "tmux": Tool((("tmux",),), ("tmux",)),
     "g++": Tool((("g++",),), ("g++",)),
 }

@@ -172,7 +172,7 @@ replace_earlier() {
   local now
   now=$(state)
   case $now in
-    f557c8200465*Complete* | f557c8200465*Succeeded*)
+    8b23e1921c27*Complete* | 8b23e1921c27*Succeeded*)
       printf 'done: this spec is trained already. To train it again: %s stop, then %s\n' "$0" "$0"
       STAGE=paid
       exit 0
@@ -181,7 +181,7 @@ replace_earlier() {
       printf 'The job of an earlier start has ended (%s). It is deleted; its checkpoints stay.\n' "${now#* }" >&2
       stop
       ;;
-    '' | f557c8200465*) ;;
+    '' | 8b23e1921c27*) ;;
     *)
       printf 'A job of this name runs with another spec or image. %s stop ends it, and its checkpoints stay.\n' "$0" >&2
       exit 64

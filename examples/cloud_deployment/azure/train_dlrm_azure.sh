@@ -175,7 +175,7 @@ replace_earlier() {
   local now
   now=$(state)
   case $now in
-    94146b4560a5*Complete* | 94146b4560a5*Succeeded*)
+    e93debd4466a*Complete* | e93debd4466a*Succeeded*)
       printf 'done: this spec is trained already. To train it again: %s stop, then %s\n' "$0" "$0"
       STAGE=paid
       exit 0
@@ -184,7 +184,7 @@ replace_earlier() {
       printf 'The job of an earlier start has ended (%s). It is deleted; its checkpoints stay.\n' "${now#* }" >&2
       stop
       ;;
-    '' | 94146b4560a5*) ;;
+    '' | e93debd4466a*) ;;
     *)
       printf 'A job of this name runs with another spec or image. %s stop ends it, and its checkpoints stay.\n' "$0" >&2
       exit 64

@@ -172,7 +172,7 @@ replace_earlier() {
   local now
   now=$(state)
   case $now in
-    ee5c65828309*Complete* | ee5c65828309*Succeeded*)
+    0e7aa680cd3b*Complete* | 0e7aa680cd3b*Succeeded*)
       printf 'done: this spec is trained already. To train it again: %s stop, then %s\n' "$0" "$0"
       STAGE=paid
       exit 0
@@ -181,7 +181,7 @@ replace_earlier() {
       printf 'The job of an earlier start has ended (%s). It is deleted; its checkpoints stay.\n' "${now#* }" >&2
       stop
       ;;
-    '' | ee5c65828309*) ;;
+    '' | 0e7aa680cd3b*) ;;
     *)
       printf 'A job of this name runs with another spec or image. %s stop ends it, and its checkpoints stay.\n' "$0" >&2
       exit 64

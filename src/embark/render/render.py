@@ -46,7 +46,7 @@ MACHINES: dict[str, Render] = {"aws": aws.render_vm, "azure": azure.render_vm, "
 def render(job: Job) -> list[File]:
     """Return every file: those of all targets, the image, the queue if one is named, and the infrastructure."""
     others = [file for target in job.targets[1:] for file in TARGETS[target](job.with_target(target))]
-    files = [*own_files(job), *others, *render_infrastructure(job)]
+    files = [*own_files(job), *others, *kubernetes.render_export_job(job), *render_infrastructure(job)]
     paths = [file.path for file in files]
     assert len(set(paths)) == len(paths), f"two files of one name: {sorted(paths)}"
     return files

@@ -42,7 +42,8 @@ KINDS = {
     "ray.io/v1": {"rayjobs": "RayJob"},
     "batch.volcano.sh/v1alpha1": {"jobs": "Job"},
 }
-CLUSTER_WIDE = ("Namespace", "Node", "SelfSubjectAccessReview", "StorageClass", "CustomResourceDefinition", "APIService")
+CLUSTER_WIDE = ("Namespace", "Node", "SelfSubjectAccessReview", "StorageClass", "CustomResourceDefinition",
+                "APIService")
 OWNERS = ("jobs", "jobsets", "trainjobs", "pytorchjobs", "rayjobs")
 OBJECT = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)"
