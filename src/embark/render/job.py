@@ -3,6 +3,7 @@ spec."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import posixpath
 import re
@@ -242,6 +243,20 @@ class Job:
             return given * self.num_nodes
         found = price_spec(self.spec)
         return None if found is None else found.usd_per_hour
+
+    @property
+    def spec_id(self) -> str:
+        """A name of the spec's content, by which a script knows a job that an earlier spec has started."""
+        return hashlib.sha256(self.spec_toml.encode()).hexdigest()[:12]
+
+    @property
+    def price_text(self) -> str:
+        """The sentence that a script shows before it starts the machines."""
+        price = self.price
+        if price.usd_per_hour is None or price.origin is None:
+            return f"The catalog has no price of {price.title}."
+        text = f"{price.title}: {price.usd_per_hour:,.2f} USD an hour by the catalog ({price.origin.date})."
+        return f"{text} The reservation is paid whether it is used or not." if self.has_reservation else text
 
     @property
     def title(self) -> str:

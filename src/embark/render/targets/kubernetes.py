@@ -11,7 +11,6 @@ from embark.render.command import SPEC_PATH, WAIT_S, indexed_command, plain_comm
 from embark.render.folder import File
 from embark.render.image import RAY_VERSION
 from embark.render.job import EXITS, MAX_FLEX_H, PORT, Job
-from embark.render.monitoring import price_text
 from embark.render.pod import (
     CONTAINER,
     IDENTITY_LABEL,
@@ -116,11 +115,17 @@ def render_launch_script(job: Job) -> list[File]:
               "and quota, creates what is missing, submits the job and follows it. Safe to repeat: what exists stays. "
               "--dry-run prints every command that would change something, and runs none.",
         container=CONTAINER,
-        cost=" ".join(filter(None, (price_text(job), volume_text(job), "The cluster and buckets are extra."))),
-        manifest=manifest, kind=kind,
+        cost=" ".join(filter(None, (job.price_text, volume_text(job)))), manifest=manifest, kind=kind,
         has_registry="/" in job.image and not job.image.startswith(PLACEHOLDER_REGISTRY),
         cluster_script=CLUSTER_SCRIPTS[job.cloud], fault_code=int(ExitCode.FAULT),
-        needs_copy=needs_copy(job), start_limit_s=START_LIMIT_S[job.capacity == "flex-start"])]
+        needs_copy=needs_copy(job), start_limit_s=START_LIMIT_S[job.capacity == "flex-start"],
+        queue_path=_queue_path(job))]
+
+
+def _queue_path(job: Job) -> str:
+    """Return kubectl's path to whether Kueue has admitted the job, and to why it has not."""
+    workload = f'.items[?(@.metadata.ownerReferences[0].name=="{job.name}")].status.conditions'
+    return f'jsonpath={{{workload}[?(@.type=="Admitted")].status}}|{{{workload}[?(@.type=="QuotaReserved")].message}}'
 
 
 def _values(job: Job, target: str) -> dict[str, Any]:
