@@ -93,6 +93,35 @@ class Images:
         return name in self.pushed
 
 
+LOGIN_COMMANDS = (("sso", "login"), ("login",), ("auth", "login"))
+EXPIRED = {
+    "aws": "Error when retrieving token from sso: Token has expired and refresh failed",
+    "eksctl": "Error: checking AWS STS access – cannot get role ARN for current session: operation error STS: "
+              "GetCallerIdentity, https response error StatusCode: 403, api error ExpiredToken: The security token "
+              "included in the request is expired",
+    "az": "AADSTS700082: The refresh token has expired due to inactivity.\nInteractive authentication is needed. "
+          "Please run:\naz login",
+    "gcloud": "ERROR: There was a problem refreshing your current auth tokens: Reauthentication failed. cannot prompt "
+              "during non-interactive execution.\nPlease run:\n\n  $ gcloud auth login",
+}
+"""The words of each program whose login has expired."""
+TOKENS = {"aws": "aws failed with exit code 255", "gcp": "gke-gcloud-auth-plugin failed with exit code 1"}
+"""kubectl's words for the program that fetches its token. Credentials of AKS are a certificate, which stays valid."""
+
+
+def check_login(account: "Account", call: Call) -> None:
+    """Refuse what needs a login that has expired; logging in renews it."""
+    if account.has_login or call.words[:2] == ("account", "show") or call.words in (("--version",), ("version",)):
+        return
+    if call.program in EXPIRED and call.words[:2 if call.program != "az" else 1] in LOGIN_COMMANDS:
+        account.has_login = True
+    elif call.program in EXPIRED:
+        raise Refusal(EXPIRED[call.program], 255 if call.program == "aws" else 1)
+    elif call.program in ("kubectl", "helm") and account.cloud in TOKENS:
+        raise Refusal(f"Unable to connect to the server: getting credentials: exec: executable "
+                      f"{TOKENS[account.cloud]}")
+
+
 class Account:
     """The state that all programs of a cloud answer from."""
 
@@ -107,6 +136,7 @@ class Account:
         self.context = ""  # The key in `clusters` of the cluster that kubectl and helm use.
         self.programs: dict[str, Program] = {}
         self.environment: dict[str, str] = {}  # Variables of the user's shell, such as the object store's address.
+        self.has_login = True  # False: the user's login has expired.
         self.on_close: list[Callable[[], None]] = []  # Functions that stop servers and remove their files.
         self.records: list[Record] = []
         self.not_modelled: list[str] = []  # Shown to the user at the end.
@@ -131,6 +161,7 @@ class Account:
         if program is None:
             return CommandResult(127, err=f"{call.program}: command not found\n")
         try:
+            check_login(self, call)
             done = CommandResult(0, out=program.run(call))
         except Refusal as refusal:
             done = CommandResult(refusal.code, out=refusal.out, err=f"{refusal.text}\n" if refusal.text else "")

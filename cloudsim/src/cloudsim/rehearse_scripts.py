@@ -80,7 +80,7 @@ def make_steps(job: Job) -> list[Step]:
         steps += [Step("train", (f"{script} --yes",)), Step("train again: what exists stays", (f"{script} --yes",)),
                   Step("clean", (f"{script} clean --yes",)), Step("destroy", (f"{script} destroy --yes",))]
     else:
-        steps += [Step(word, (f"{script} {word}",)) for word in ("up", "status", "down")]
+        steps += [Step(word, (f"{script} {word} --yes",)) for word in ("up", "status", "down")]
     ends = [line for line in raw["end"] if ("{bucket}" not in line or store) and ("{repository}" not in line or found)]
     return [*steps, Step("delete bucket and registry", tuple(line.format(**values) for line in ends))]
 

@@ -34,7 +34,7 @@ def run_shell(account: Account, text: str, folder: Path, env: Mapping[str, str] 
     handlers."""
     programs = account.folder / "programs"
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
-    variables = {"PATH": path, "HOME": str(account.folder), **account.environment, **(env or {})}
+    variables = {"PATH": path, "HOME": str(account.folder), "YES": "1", **account.environment, **(env or {})}
     with AccountServer(account) as server:
         server.write_shims(programs)
         server.timeout = 0.02

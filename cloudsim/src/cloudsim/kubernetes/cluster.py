@@ -78,6 +78,7 @@ class Cluster:
     tolerates_extended_resources: bool = False
     """The admission plugin ExtendedResourceToleration: a pod that asks for a device tolerates the taint of its name."""
     runs: dict[ObjectKey, JobRun] = field(default_factory=dict)
+    full_paths: set[str] = field(default_factory=set)  # Mounts of pods on which no space is left.
     num_processes: int = 1  # Processes of each pod in the rehearsal that trains.
     num_steps: int = 4
     denied: set[str] = field(default_factory=set)  # Rights that the user lacks, such as `create jobs.batch`.

@@ -53,6 +53,7 @@ def _reconcile_job(cluster: Cluster, key: ObjectKey, job: Object) -> None:
     run = cluster.runs.setdefault(key, JobRun())
     if not run.pods:
         waits = _queue_trouble(cluster, key, job)
+        _put_workload(cluster, key, job, waits)
         if waits:
             job["status"] = {"conditions": [_condition("Suspended", "JobSuspended", waits)]}
             if key[0] == "RayJob":
@@ -230,7 +231,7 @@ def _collect_garbage(cluster: Cluster) -> None:
     """Delete the pods of jobs and nodes that no longer exist."""
     names = {node.name for node in cluster.nodes}
     for key, pod in list(cluster.objects.items()):
-        if key[0] != "Pod":
+        if key[0] not in ("Pod", "Workload"):
             continue
         owner = tuple(rows(pod, "metadata.ownerReferences")[0]["key"]) if at(pod, "metadata.ownerReferences") else None
         is_running = at(pod, "status.phase") in ("Pending", "Running")
@@ -242,6 +243,8 @@ def _collect_garbage(cluster: Cluster) -> None:
         elif is_running and at(pod, "spec.nodeName") and at(pod, "spec.nodeName") not in names:
             pod["spec"].pop("nodeName")
             pod["status"] = {"phase": "Pending", "conditions": []}
+            if owner in cluster.runs:  # The others wait for its replacement.
+                cluster.runs[owner].outcome = None
 
 
 def _is_shut_down(cluster: Cluster, owner: ObjectKey) -> bool:
@@ -250,6 +253,17 @@ def _is_shut_down(cluster: Cluster, owner: ObjectKey) -> bool:
     kept_s = float(spec.get("ttlSecondsAfterFinished") or 0)
     return (run is not None and _is_over(cluster.objects[owner]) and spec.get("shutdownAfterJobFinishes") is True
             and cluster.clock.now >= run.ends_at + kept_s)
+
+
+def _put_workload(cluster: Cluster, key: ObjectKey, job: Object, waits: str) -> None:
+    """Write the object in which Kueue says whether it has admitted a job, and why not."""
+    if "kueue" not in cluster.releases or QUEUE_LABEL not in (at(job, "metadata.labels") or {}):
+        return
+    conditions = [_condition("QuotaReserved", "Pending", waits, status="False")] if waits else \
+        [_condition("QuotaReserved", "QuotaReserved", ""), _condition("Admitted", "Admitted", "")]
+    cluster.put({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "status": {"conditions": conditions},
+                 "metadata": {"name": f"{key[0].lower()}-{key[2]}", "namespace": key[1], "labels": {},
+                              "ownerReferences": [{"kind": job["kind"], "name": key[2], "key": list(key)}]}})
 
 
 def _queue_trouble(cluster: Cluster, key: ObjectKey, job: K8sObject) -> str:

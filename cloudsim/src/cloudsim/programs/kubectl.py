@@ -1,6 +1,7 @@
 """`kubectl`: parses its arguments and answers from the current cluster."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -403,8 +404,9 @@ def _find_objects(cluster: Cluster, words: list[str], command: ParsedCommand, *,
         fields = command.text("--field-selector")
         found = [one for one in found if is_selected(one, selector)]
         for part in filter(None, fields.split(",")):
-            name, _, value = part.replace("==", "=").partition("=")
-            found = [one for one in found if value in [str(each) for each in find(f".{name}", one)]]
+            name, sign, value = re.fullmatch(r"([^!=]+)(!=|==?)(.*)", part).groups()  # type: ignore[union-attr]
+            found = [one for one in found
+                     if (value in [str(each) for each in find(f".{name}", one)]) == (sign != "!=")]
         return found
     things = []
     for kind, where, name in _named(cluster, command, words):

@@ -82,9 +82,11 @@ class Kubectl:
             "get", kind, name, "--output=json", "--ignore-not-found", in_namespace=in_namespace)))
         return _object(done.out)
 
-    def items(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
-        chosen = [f"--selector={selector}"] if selector else []
-        done = self._call(lambda: self._shell.ask(self.words("get", kind, "--output=json", *chosen)))
+    def items(self, kind: str, selector: str = "", *, everywhere: bool = False) -> list[dict[str, Any]]:
+        """Return the objects of a kind in the namespace or, with `everywhere`, in all of them."""
+        chosen = [*([f"--selector={selector}"] if selector else []), *(["--all-namespaces"] if everywhere else [])]
+        done = self._call(lambda: self._shell.ask(self.words("get", kind, "--output=json", *chosen,
+                                                             in_namespace=not everywhere)))
         found = _object(done.out)
         return [] if found is None else list(found.get("items", ()))
 
