@@ -237,4 +237,8 @@ def test_an_unknown_partition_is_refused_before_anything_is_submitted(login, clu
     shown = login.embark("launch", "quickstart", *settings(sets), code=64)
     assert "no such partition" in shown
     assert "place.slurm.partition" in shown
+    assert "no such partition" in login.embark("doctor", "quickstart", "--cloud", *settings(sets), code=1)
+    assert "to start at" in login.embark("doctor", "quickstart", "--cloud", *settings(sets[:-1]))
+    many = login.embark("doctor", "quickstart", "--cloud", *settings((*sets[:-1], "place.nodes=32")), code=1)
+    assert "no nodes of the partition" in many
     assert not cluster.ask("squeue", "--noheader")

@@ -52,7 +52,12 @@ class Slurm(LaunchBackend):
         found = self._ask("squeue", "--me", "--noheader", f"--name={handle.where['object']}", "--format=%A").split()
         if found:
             raise self._exists(f"job {found[0]} named {handle.where['object']}", handle)
-        self._checked(self._shell.ask(["sbatch", "--test-only", *self._options(handle)], stdin=self._script(request)))
+        self.check_cluster(request)
+
+    def check_cluster(self, request: LaunchRequest) -> str:
+        """Return when and where Slurm would start the job; raises if it would not."""
+        words = ["sbatch", "--test-only", *self._options(request.handle)]
+        return to_one_line(self._checked(self._shell.ask(words, stdin=self._script(request))).err)
 
     def submit(self, request: LaunchRequest) -> None:
         handle, text = request.handle, self._script(request)
