@@ -273,3 +273,48 @@ def test_torchx_submits_a_job_that_volcano_runs(account: Account, tmp_path: Path
                "--for=jsonpath={.status.state.phase}=Completed", "--timeout=2h")
     assert done.code == 0, done.err + run(account, "kubectl", "get", "events", "-n", "embark").out + run(
         account, "kubectl", "get", "vcjob", "-n", "embark", "-o", "yaml").out[-3000:]
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"metadata": {"name": "Dlrm"}}, "lowercase RFC 1123"),
+    ({"metadata": {"name": "x" * 70}}, "no more than 63"),
+    ({"metadata": {"name": "one", "labels": {"run": "x" * 70}}}, "no more than 63"),
+    ({"metadata": {"name": "one", "labels": {"a/b/c": "x"}}}, "qualified name"),
+    ({"spec": {"backoffLimit": -1, "template": job()["spec"]["template"]}}, "greater than or equal to 0"),
+])
+def test_names_and_numbers_of_an_object_are_checked(account: Account, change: dict, message: str):
+    assert message in apply(account, {**job(), **change})
+
+
+@pytest.mark.parametrize(("container", "message"), [
+    ({"volumeMounts": [{"name": "data", "mountPath": "/data"}]}, 'Not found: "data"'),
+    ({"resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}}, "less than or equal to cpu limit"),
+    ({"resources": {"requests": {"nvidia.com/gpu": 1}}}, "non overcommitable"),
+    ({"resources": {"limits": {"memory": "4GB"}}}, "quantities must match"),
+    ({"resources": {"limits": {"gpu": 1}}}, "must be a standard resource"),
+    ({"ports": [{"containerPort": 70000}]}, "between 1 and 65535"),
+    ({"imagePullPolicy": "Sometimes"}, "Unsupported value"),
+    ({"name": "Main"}, "lowercase RFC 1123 label"),
+])
+def test_fields_of_a_container_are_checked(account: Account, container: dict, message: str):
+    assert message in apply(account, job(containers=[{"name": "main", "image": "app:1", **container}]))
+
+
+def test_a_pod_waits_for_its_secret_and_starts_with_it(account: Account):
+    secret = {"name": "main", "image": "app:1", "command": ["embark", "data", "copy", "s3://a/b", "/tmp/x"],
+              "envFrom": [{"secretRef": {"name": "keys"}}]}
+    apply(account, job(containers=[secret]))
+    assert 'secret "keys" not found' in events(account)
+    assert account.causes() == ['Job one: one-xxxx0 waits: CreateContainerConfigError: Error: secret "keys" not found']
+    run(account, "kubectl", "create", "secret", "generic", "keys", "--from-literal=a=b")
+    assert run(account, "kubectl", "wait", "job/one", "--for=condition=Complete", "--timeout=1h").code == 0
+
+
+def test_a_script_that_waits_for_ever_is_stopped(account: Account):
+    apply(account, job(nodeSelector={"topology.kubernetes.io/zone": "nowhere"}))
+    naps = 0
+    while run(account, "sleep", "60").code == 0:
+        naps += 1
+        assert naps < 100
+    assert naps >= 60, "a script may wait for half an hour and say why it stops"
+    assert "node affinity/selector" in account.causes()[0]

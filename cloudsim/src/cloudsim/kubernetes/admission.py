@@ -8,8 +8,10 @@ import kubernetes_validate
 
 from cloudsim.kubernetes.cluster import Cluster, Object
 from cloudsim.kubernetes.kinds import ObjectKind, Release, releases
+from cloudsim.kubernetes.validation import find_mistake
 from cloudsim.state import Refusal
 from embark.kubernetes.objects import Objects, at, name_of
+from embark.kubernetes.pods import pod_specs
 from embark.rehearse.workload import make_workload
 
 REHEARSED = ("Job", "JobSet", "TrainJob", "PyTorchJob")
@@ -66,19 +68,38 @@ def apply(cluster: Cluster, thing: Object, origin: str, namespace: str = "", *, 
 
 def check_schema(cluster: Cluster, thing: Object, kind: ObjectKind, origin: str) -> None:
     """Check built-in kinds against Kubernetes' own schemas, and jobs against the rules of their controllers."""
-    if not any(kind in release.kinds for release in cluster.releases.values()):
+    is_custom = any(kind in release.kinds for release in cluster.releases.values())
+    checked = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": {"containers": [], **spec}}
+               for spec in pod_specs(thing)] if is_custom else [thing]
+    for one in checked:
         try:
-            kubernetes_validate.validate(thing, cluster.version, strict=True)
+            kubernetes_validate.validate(one, cluster.version, strict=True)
         except kubernetes_validate.ValidationError as error:
-            path = ".".join(str(one) for one in error.path)
+            path = ".".join(str(part) for part in error.path)
             raise Refusal(f'Error from server (BadRequest): error when creating "{origin}": {kind.kind} in version '
                           f'"{thing["apiVersion"]}" cannot be handled as a {kind.kind}: strict decoding error: '
                           f'{path}: {error.message}') from error
+    if kind.fields and (unknown := sorted(_field_names(thing.get("spec")) - set(kind.fields))):
+        raise Refusal(f'Error from server (BadRequest): error when creating "{origin}": {kind.kind} in version '
+                      f'"{thing["apiVersion"]}" cannot be handled as a {kind.kind}: strict decoding error: unknown '
+                      f'field "spec.{unknown[0]}"')
+    if mistake := find_mistake(thing, kind):
+        raise Refusal(f'The {kind.kind} "{name_of(thing)}" is invalid: {mistake}')
     if kind.key in REHEARSED:
         workload, _ = make_workload(thing, Objects((*cluster.objects.values(), thing)))
         if workload.refusal is not None:
             raise Refusal(f'Error from server (Invalid): error when creating "{origin}": {kind.kind} '
                           f'"{name_of(thing)}" is invalid: {workload.refusal.what}')
+
+
+def _field_names(thing: object) -> set[str]:
+    """Return the names of all fields of an object, whose labels and selectors are free."""
+    if isinstance(thing, list):
+        return set().union(*map(_field_names, thing))
+    found: set[str] = set()
+    for name, value in thing.items() if isinstance(thing, dict) else ():
+        found |= {name} | (set() if name in ("nodeLabels", "matchLabels") else _field_names(value))
+    return found
 
 
 def check_webhooks(cluster: Cluster, thing: Object, kind: ObjectKind, origin: str) -> None:

@@ -34,6 +34,7 @@ class NodePool:
     devices_after: Mapping[str, str] = field(default_factory=dict)
     """Maps a resource to its device plugin, such as `{"nvidia.com/gpu": "nvidia-device-plugin-daemonset"}`; nodes do
     not offer the resource before a DaemonSet of that name exists."""
+    join_error: str = ""  # Why its machines never become nodes; empty if they do.
 
 
 class ClusterCloud(Protocol):

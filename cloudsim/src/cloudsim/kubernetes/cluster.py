@@ -99,7 +99,8 @@ class Cluster:
         for _ in range(len(own), num_nodes):
             number = self.num_made.get(name, 0)
             self.num_made[name] = number + 1
-            self.nodes.append(Node(f"{name}-{number}", name, self.clock.now + NODE_S))
+            ready_at = float("inf") if self.pools[name].join_error else self.clock.now + NODE_S
+            self.nodes.append(Node(f"{name}-{number}", name, ready_at))
 
     def remove_pool(self, name: str) -> None:
         self.resize_pool(name, 0)

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from cloudsim.kubernetes.cluster import Cluster, JobRun, Object, ObjectKey, Outcome
@@ -10,7 +9,7 @@ from cloudsim.kubernetes.kubelet import path_trouble, start_trouble
 from cloudsim.kubernetes.programs import run_program
 from cloudsim.kubernetes.scheduler import choose_node, pool_that_fits, requests
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, quantity, rows
-from embark.kubernetes.pods import Pod, PodIdentity, make_pod
+from embark.kubernetes.pods import Pod
 from embark.rehearse.server import served_artifact, server_pods
 from embark.rehearse.workload import CLUSTER, make_workload, ray_pods
 
@@ -160,10 +159,7 @@ def _schedule(cluster: Cluster, pod: Pod, stored: Object) -> None:
                      None)
     if node_pool is None or at(stored, "status.phase") != "Pending":
         return
-    objects = Objects(tuple(cluster.objects.values()))
-    fresh = make_pod({"spec": pod.spec, "metadata": {"labels": dict(pod.labels)}},
-                     PodIdentity(name=pod.name, namespace=pod.namespace), objects)
-    trouble = start_trouble(cluster, stored, replace(pod, missing=fresh.missing), node_pool)
+    trouble = start_trouble(cluster, stored, node_pool)
     if trouble is not None:
         cluster.emit(stored, trouble.event, trouble.message)
         stored["status"]["containerStatuses"] = [{"name": pod.container, "ready": False, "state": {

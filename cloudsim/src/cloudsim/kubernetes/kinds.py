@@ -20,6 +20,7 @@ class ObjectKind:
     versions: tuple[str, ...]
     is_namespaced: bool = True
     short: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()  # Names of all fields of its spec; empty if they are not checked.
 
     @property
     def resource(self) -> str:
@@ -81,4 +82,4 @@ def releases() -> tuple[Release, ...]:
 
 def _kind(name: str, row: Mapping[str, Any]) -> ObjectKind:
     return ObjectKind(name, row.get("kind", name), row["plural"], row["group"], tuple(row["versions"]),
-                      row.get("is_namespaced", True), tuple(row.get("short", ())))
+                      row.get("is_namespaced", True), tuple(row.get("short", ())), tuple(row.get("fields", ())))
