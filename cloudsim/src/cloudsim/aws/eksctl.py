@@ -138,7 +138,9 @@ class Eksctl:
         if machine_type(kind) is None:
             raise Refusal(f"Error: InvalidInstanceType: The following supplied instance types do not exist: [{kind}]")
         group = {"name": given.text("--name") or given.positionals.get("NAME"), "instanceTypes": [kind],
-                 "desiredCapacity": num, "minSize": num, "maxSize": num,
+                 "desiredCapacity": num, "minSize": int(given.text("--nodes-min", str(num))),
+                 "maxSize": int(given.text("--nodes-max", str(num))),
+                 "volumeSize": int(given.text("--node-volume-size", str(facts()["eks"]["disk_gib"]))),
                  "privateNetworking": bool(given["--node-private-networking"])}
         zones = sorted({zone for _, zone in _cloud(cluster).network.subnets})
         return ClusterConfig(cluster.name, self._region(call, given), cluster.version,

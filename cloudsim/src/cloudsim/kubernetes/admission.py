@@ -3,10 +3,11 @@
 import json
 from collections.abc import Mapping
 from copy import deepcopy
+from typing import Any
 
 import kubernetes_validate
 
-from cloudsim.kubernetes.cluster import Cluster, Object
+from cloudsim.kubernetes.cluster import ANY_TAINT, Cluster, Object
 from cloudsim.kubernetes.kinds import ObjectKind, Release, releases
 from cloudsim.kubernetes.validation import find_mistake
 from cloudsim.state import Refusal
@@ -137,8 +138,8 @@ def _configured_devices(config: object) -> list[str]:
 
 
 def install(cluster: Cluster, release: Release, namespace: str, *, owner: Mapping[str, str] | None = None,
-            tolerates: bool = True) -> list[str]:
-    """Install a release and return the lines that `kubectl apply` prints."""
+            values: Mapping[str, Any] | None = None) -> list[str]:
+    """Install a release with the values of its chart, and return the lines that `kubectl apply` prints."""
     if release.needs_kind and not any(kind.key == release.needs_kind for kind in cluster.kinds()):
         raise Refusal(f'error: resource mapping not found: no matches for kind "{release.needs_kind}"\nensure CRDs '
                       "are installed first")
@@ -153,8 +154,16 @@ def install(cluster: Cluster, release: Release, namespace: str, *, owner: Mappin
         cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}})
     for kind_name, names in (("Deployment", release.deployments), ("DaemonSet", release.daemon_sets)):
         for name in names:
+            if name in release.switches and at(values, release.switches[name]) is False:
+                continue
+            tolerations = ANY_TAINT
+            if path := release.tolerations.get(name):
+                given = at(values, path)
+                tolerations = [{"key": key, "operator": "Exists"} for key in release.tolerated] if given is None \
+                    else given
             if cluster.find(kind_name, name, space) is None:
-                cluster.add_controller(kind_name, name, space, release.takes_s, owner, tolerates=tolerates)
+                cluster.add_controller(kind_name, name, space, release.takes_s, owner, tolerations=tolerations,
+                                       needs=release.needs if name != release.needs else "")
             lines.append(f"{kind_name.lower()}.apps/{name} serverside-applied")
     return lines or [f"{release.needs_kind.lower()}/{release.name} serverside-applied"]
 

@@ -40,9 +40,12 @@ def _pod_trouble(cluster: Cluster, pod: Object) -> str:
             if one.kind == "PersistentVolumeClaim" and one.name in claims and "unbound" in message]
     more += [one.message for one in cluster.events if one.reason == "NotTriggerScaleUp"
              and one.name == pod["metadata"]["name"]][-1:]
-    more += [f"the machines of {pool.name} never join: {pool.join_error}" for pool in cluster.pools.values()
-             if pool.join_error and any(node.pool == pool.name for node in cluster.nodes)]
-    return "; ".join([f"{pod['metadata']['name']} cannot be scheduled: {message}", *more])
+    own = {node.pool: cluster.pools[node.pool] for node in cluster.nodes}.values()
+    more += [f"{plugin} runs on no node of {pool.name}, so they offer no {device}" for pool in own
+             for device, plugin in pool.devices_after.items()
+             if f"Insufficient {device}" in message and not cluster.advertises(plugin, device, pool)]
+    never = [f"the machines of {pool.name} never join: {pool.join_error}" for pool in own if pool.join_error]
+    return "; ".join([*never, f"{pod['metadata']['name']} cannot be scheduled: {message}", *more])
 
 
 def _last_event(cluster: Cluster, key: ObjectKey, thing: Object) -> str:
