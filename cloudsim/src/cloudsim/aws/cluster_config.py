@@ -46,6 +46,15 @@ class ClusterConfig:
         return list((self.raw.get("iam") or {}).get("podIdentityAssociations") or ())
 
     @property
+    def gives_roles(self) -> bool:
+        """Whether add-ons get the roles that they need."""
+        own = [one for one in self.raw.get("addons") or () if one["name"] == "aws-ebs-csi-driver"]
+        roles = ("podIdentityAssociations", "wellKnownPolicies", "attachPolicyARNs", "attachPolicy",
+                 "serviceAccountRoleARN", "useDefaultPodIdentityAssociations")
+        return bool((self.raw.get("addonsConfig") or {}).get("autoApplyPodIdentityAssociations")) or any(
+            one.get(role) for one in own for role in roles)
+
+    @property
     def has_nat(self) -> bool:
         return bool(((self.raw.get("vpc") or {}).get("nat") or {}).get("gateway", "Single") != "Disable")
 

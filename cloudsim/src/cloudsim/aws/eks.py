@@ -34,6 +34,7 @@ class EksCloud:
     name: str
     network: Network
     addons: set[str]
+    has_driver_role: bool = False  # The EBS driver may create disks.
     identities: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     """Maps namespace and service account to the association in the ClusterConfig."""
 
@@ -84,6 +85,16 @@ class EksCloud:
         modes = (volume.get("spec") or {}).get("accessModes") or []
         takes_group = bool(csi.get("fsType")) and bool({"ReadWriteOnce", "ReadWriteOncePod"} & set(modes))
         return VolumeFacts(fsx.folder_of(self.account, found), takes_fs_group=takes_group)
+
+    def make_disk(self, name: str, driver: str, gib: float) -> str:
+        if not self.has_driver_role:
+            return ("rpc error: code = Internal desc = Could not create volume: UnauthorizedOperation: the service "
+                    "account kube-system/ebs-csi-controller-sa has no role")
+        self.account.resources.add("EBS volume", name, is_paid=True)
+        return ""
+
+    def drop_disk(self, name: str) -> None:
+        self.account.resources.remove("EBS volume", name)
 
     def on_pool_change(self, pool: NodePool, num_nodes: int) -> str:
         is_spot = pool.labels.get("eks.amazonaws.com/capacityType") == "SPOT"

@@ -18,6 +18,7 @@ from cloudsim.aws.network import (
 )
 from cloudsim.grammar import ParsedCommand, load_grammar
 from cloudsim.kubernetes.cluster import Cluster
+from cloudsim.kubernetes.volumes import add_storage_class
 from cloudsim.state import Refusal
 
 CREATE_S, GROUP_S, SCALE_S, DELETE_S = 900.0, 240.0, 120.0, 600.0
@@ -98,7 +99,7 @@ class Eksctl:
         self.account.backends("eks")[config.region].clusters[config.name].resources_vpc_config |= {
             "vpcId": network.vpc, "clusterSecurityGroupId": network.group}
         self.account.resources.add(STACK, key, network=network)
-        cloud = EksCloud(self.account, config.name, network, config.addons)
+        cloud = EksCloud(self.account, config.name, network, config.addons, config.gives_roles)
         cluster = Cluster(config.name, cloud, self.account.clock, self.account.folder / "clusters" / config.name,
                           config.version, tolerates_extended_resources=True)
         self.account.clusters[key] = cluster
@@ -109,6 +110,7 @@ class Eksctl:
         for driver, addon in facts()["eks"]["drivers"].items():
             if addon in config.addons:
                 cluster.add_csi_driver(driver)
+        add_storage_class(cluster, "gp2", "kubernetes.io/aws-ebs")  # Not the default one since 1.30.
         for one in config.identities:
             cloud.identities[one["namespace"], one["serviceAccountName"]] = one
         for group in config.groups:

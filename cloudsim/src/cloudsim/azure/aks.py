@@ -18,6 +18,7 @@ from cloudsim.kubernetes.cloud import NodePool
 from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.kinds import releases
 from cloudsim.kubernetes.validation import label_error
+from cloudsim.kubernetes.volumes import add_storage_class
 from cloudsim.state import Refusal, Resource, versions_sold
 
 CLUSTER = "Microsoft.ContainerService/managedClusters"
@@ -73,6 +74,8 @@ def create_cluster(azure: Subscription, command: ParsedCommand, call: Call) -> A
     azure.account.clusters[made.name] = cluster
     for driver in DRIVERS:
         cluster.add_csi_driver(driver)
+    for name in ("managed-csi", "managed-csi-premium", "default"):
+        add_storage_class(cluster, name, "disk.csi.azure.com", is_default=name == "default")
     if command["--enable-blob-driver"]:
         cluster.add_csi_driver(BLOB_DRIVER)
     if command["--enable-azure-monitor-metrics"]:

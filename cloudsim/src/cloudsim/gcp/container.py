@@ -12,6 +12,7 @@ from cloudsim.kubernetes.cloud import NodePool
 from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.kinds import releases
 from cloudsim.kubernetes.validation import label_error
+from cloudsim.kubernetes.volumes import add_storage_class
 from cloudsim.state import Key, Resource
 from embark.catalog import load_catalog
 
@@ -100,7 +101,10 @@ def _create_cluster(project: Project, command: Invocation) -> str:
         driver = facts()["addons"]["drivers"].get(addon)
         if driver:
             cluster.add_csi_driver(driver)
+    for name in ("standard-rwo", "premium-rwo", "standard"):
+        add_storage_class(cluster, name, "pd.csi.storage.gke.io", is_default=name == "standard-rwo")
     cluster.tolerates_extended_resources = True
+    cluster.has_autoscaler = not addons or "HorizontalPodAutoscaling" in addons  # --addons disables all others.
     for release in releases():
         if command.has(OWN_RELEASES.get(release.name, "")):
             install(cluster, release, "kube-system")

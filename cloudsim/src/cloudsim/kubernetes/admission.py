@@ -17,6 +17,9 @@ from embark.rehearse.workload import make_workload
 
 REHEARSED = ("Job", "JobSet", "TrainJob", "PyTorchJob")
 IMMUTABLE = {
+    "Deployment": ("selector",),
+    "StatefulSet": ("selector", "serviceName", "volumeClaimTemplates"),
+    "Service": ("clusterIP",),
     "Job": ("template", "completions", "completionMode", "selector", "podFailurePolicy"),
     "PersistentVolumeClaim": ("accessModes", "storageClassName", "volumeName", "selector"),
     "PersistentVolume": ("csi", "nfs"),
@@ -58,6 +61,8 @@ def apply(cluster: Cluster, thing: Object, origin: str, namespace: str = "", *, 
         if at(old, f"spec.{name}") != at(thing, f"spec.{name}"):
             raise Refusal(f'The {kind.kind} "{meta["name"]}" is invalid: spec.{name}: Invalid value: field is '
                           "immutable")
+    if kind.key == "Deployment" and at(thing, "spec.replicas") is None and at(old, "spec.replicas") is not None:
+        thing["spec"]["replicas"] = at(old, "spec.replicas")  # The autoscaler's, which the file does not have.
     merged = {**old, **{key: value for key, value in thing.items() if key != "metadata"}}
     merged["metadata"] = {**old["metadata"], **{key: {**(old["metadata"].get(key) or {}), **value}
                           if isinstance(value, Mapping) else value for key, value in meta.items()}}

@@ -52,6 +52,12 @@ class ClusterCloud(Protocol):
         """Return the file system of a PersistentVolume on a node of this pool, or why it cannot be mounted there."""
         ...
 
+    def make_disk(self, name: str, driver: str, gib: float) -> str:
+        """Create the disk of a claim, which costs money; return why it cannot be created, or an empty text."""
+        ...
+
+    def drop_disk(self, name: str) -> None: ...
+
     def on_pool_change(self, pool: NodePool, num_nodes: int) -> str:
         """Take note that the autoscaler wants this many machines; return an error such as missing quota, or an empty
         text."""

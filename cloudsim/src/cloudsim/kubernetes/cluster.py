@@ -79,6 +79,9 @@ class Cluster:
     tolerates_extended_resources: bool = False
     """The admission plugin ExtendedResourceToleration: a pod that asks for a device tolerates the taint of its name."""
     runs: dict[ObjectKey, JobRun] = field(default_factory=dict)
+    has_autoscaler: bool = True  # The controller of HorizontalPodAutoscalers runs.
+    load: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Maps namespace and name of a Deployment to the number of replicas that its load needs."""
     num_processes: int = 1  # Processes of each pod in the rehearsal that trains.
     num_steps: int = 4
     num_made: dict[str, int] = field(default_factory=dict)  # Nodes that a pool ever had; names are not reused.

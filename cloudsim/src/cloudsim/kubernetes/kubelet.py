@@ -7,6 +7,7 @@ from typing import Any
 
 from cloudsim.kubernetes.cloud import NodePool, VolumeFacts
 from cloudsim.kubernetes.cluster import Cluster, Object
+from cloudsim.kubernetes.volumes import PROVISIONED
 from embark.kubernetes.objects import at, rows
 
 OBJECT_STORES = ("s3://", "gs://", "az://", "abfs://")
@@ -85,6 +86,8 @@ def mount_claim(cluster: Cluster, stored: Object, claim_name: str, pool: NodePoo
         return (f"MountVolume.MountDevice failed for volume \"{volume['metadata']['name']}\": kubernetes.io/csi: "
                 f"attacher.MountDevice failed to create newCsiDriverClient: driver name {driver} not found in the "
                 "list of registered CSI drivers")
+    if PROVISIONED in (at(volume, "metadata.annotations") or {}):
+        return VolumeFacts(cluster.folder / "disks" / volume["metadata"]["name"], takes_fs_group=True)
     return cluster.cloud.volume(volume, pool)
 
 

@@ -1,6 +1,7 @@
 """Why a cluster's jobs and servers do not run, in the words of their controllers."""
 
 from cloudsim.kubernetes.cluster import Cluster, Object, ObjectKey
+from cloudsim.kubernetes.pods import pods_owned_by
 from embark.kubernetes.objects import at, rows
 
 WAITING = ("Pending", "FailedCreate", "FailedScheduling", "ProvisioningFailed", "FailedBinding", "VolumeMismatch")
@@ -10,8 +11,6 @@ def find_troubles(cluster: Cluster) -> list[str]:
     """Return what keeps each job or server from running, the newest object's first."""
     found: list[str] = []
     for key in reversed(cluster.objects):
-        if key[0] in ("Pod", "PersistentVolumeClaim", "HorizontalPodAutoscaler"):
-            continue
         run = cluster.runs.get(key)
         if run is None:
             continue
@@ -20,8 +19,7 @@ def find_troubles(cluster: Cluster) -> list[str]:
             if not run.outcome.is_ok:
                 found.append(f"{thing['kind']} {key[2]} failed: {run.outcome.sentence}")
             continue
-        pods = [one for one in cluster.of_kind("Pod", key[1])
-                if tuple(rows(one, "metadata.ownerReferences")[0]["key"]) == key]
+        pods = pods_owned_by(cluster, key)
         own = [_pod_trouble(cluster, one) for one in pods] if pods else [_last_event(cluster, key, thing)]
         found += [f"{thing['kind']} {key[2]}: {why}" for why in dict.fromkeys(filter(None, own))]
     return found

@@ -62,7 +62,7 @@ def _mistakes(thing: Object, kind: ObjectKind) -> Iterator[str]:
                 yield f"{path}: Invalid value: {why}"
     yield from _values(thing, "")
     for spec in pod_specs(thing):
-        yield from _pod(spec)
+        yield from _pod(spec, [str(at(one, "metadata.name")) for one in rows(thing, "spec.volumeClaimTemplates")])
     yield from {"Deployment": _deployment, "StatefulSet": _deployment, "Service": _service, "Job": _job,
                 "HorizontalPodAutoscaler": _scaler, "PodDisruptionBudget": _budget, "PersistentVolumeClaim": _claim,
                 "PersistentVolume": _volume}.get(kind.key, lambda _: iter(()))(thing)
@@ -82,7 +82,7 @@ def _values(thing: Any, path: str) -> Iterator[str]:
             yield from _values(value, where)
 
 
-def _pod(spec: Mapping[str, Any]) -> Iterator[str]:
+def _pod(spec: Mapping[str, Any], claimed: Sequence[str]) -> Iterator[str]:
     volumes = [str(one.get("name")) for one in rows(spec, "volumes")]
     for index, volume in enumerate(rows(spec, "volumes")):
         sources = [key for key in volume if key != "name"]
@@ -97,7 +97,7 @@ def _pod(spec: Mapping[str, Any]) -> Iterator[str]:
     yield from _repeated("spec.volumes", volumes)
     yield from _repeated("spec.containers", [str(one.get("name")) for one in containers])
     for container in containers:
-        yield from _container(container, volumes)
+        yield from _container(container, [*volumes, *claimed])
     for key, value in (spec.get("nodeSelector") or {}).items():
         if why := label_error(str(key), str(value)):
             yield f"spec.nodeSelector: Invalid value: {why}"
