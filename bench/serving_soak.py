@@ -137,7 +137,8 @@ def soak(args: argparse.Namespace, s3_port: int, plant: str) -> int:
                   f"{result.difference}\n  again: bench/serving_soak.py {again}", flush=True)
         if not num_rounds % 10:
             print(f"{num_rounds} rounds, {total.num_changes} version changes, {total.kills.total()} kills, "
-                  f"{total.num_rows:,} rows, {time.monotonic() - began:.0f} s", flush=True)
+                  f"{total.num_wiped} wiped or reused places, {total.num_rows:,} rows, "
+                  f"{time.monotonic() - began:.0f} s", flush=True)
     victims = ", ".join(f"{num} {name}" for name, num in total.kills.most_common())
     print(f"seed {args.seed}: {num_rounds} rounds, {total.actions.total()} actions, {total.num_changes:,} version "
           f"changes, {total.kills.total()} kills ({victims}), "

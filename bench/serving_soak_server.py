@@ -58,6 +58,14 @@ def read_answer(response: http.client.HTTPResponse, sent_s: float, block: int) -
                   np.array(body["scores"], dtype=np.float64))
 
 
+def is_running(pid: int) -> bool:
+    """Tell whether a process is there and is no zombie; it may end while it is looked at."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 class Server:
     """A server that is killed and started again on its port."""
 
@@ -147,7 +155,7 @@ class Server:
         os.kill(self.pid, signal.SIGKILL)
         self.ended({-9})
         until = time.monotonic() + LIMIT_S
-        while any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in others):
+        while any(map(is_running, others)):
             if time.monotonic() > until:
                 raise Difference(f"workers {others} live on after their server was killed:\n{self.tail()}")
             time.sleep(0.02)

@@ -137,7 +137,7 @@ class Account:
         try:
             done = CommandResult(0, out=program.run(call))
         except Refusal as refusal:
-            done = CommandResult(refusal.code, err=f"{refusal.text}\n")
+            done = CommandResult(refusal.code, out=refusal.out, err=f"{refusal.text}\n" if refusal.text else "")
         for cluster in self.clusters.values():
             cluster.reconcile()
         error = done.err.strip() if done.code else ""

@@ -5,7 +5,6 @@
 
 import hashlib
 import os
-import shutil
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -94,11 +93,14 @@ class RunDir:
         """Download the small files, so that a run can continue on another machine."""
         if self.is_remote:
             there = {e.path for e in self.store.list()}
-            self.store.download_many([(n, self.path / n) for n in SMALL_FILES if n in there])
-            if EVENTS not in there and self.events.is_file():
+            here = self.events.read_bytes() if self.events.is_file() else b""
+            if here and here.startswith(self.store.read(EVENTS) if EVENTS in there else b""):
+                # A process of this machine that was killed had published less than it wrote.
                 # A copy: an earlier process, paused beyond its lease, may have the file open and would add to it.
+                there.discard(EVENTS)
                 with scratch_for(self.events) as scratch:
-                    shutil.copyfile(self.events, scratch)
+                    scratch.write_bytes(here)
+            self.store.download_many([(n, self.path / n) for n in SMALL_FILES if n in there])
 
     def publish(self) -> None:
         """Copy the small files to the uri of the run."""

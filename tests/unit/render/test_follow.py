@@ -18,7 +18,7 @@ VERSION = "1.36"
 NATS = ("stream.source=nats", "stream.topics=['events.shown']")
 KAFKA = ("stream.source=kafka", "stream.topics=['shown']", "stream.servers=['broker:9092']", "stream.secret=broker")
 SETS = ("name=clicks", "place.target=follow", "place.machine=g5.xlarge", "store.root=s3://bucket/runs",
-        "publish.to=s3://bucket/models/", "place.infrastructure=false", "train.decay=none")
+        "publish.to=s3://bucket/models/", "place.cluster=existing", "train.decay=none")
 
 
 def job_of(*sets: str):
@@ -80,7 +80,7 @@ def test_kafka_s_topics_keep_records_and_its_secret_reaches_the_trainer():
 
 
 def test_the_cluster_s_scripts_may_write_where_versions_are_published():
-    files = files_of(*NATS, "place.infrastructure=true", "publish.to=s3://others/models")
+    files = files_of(*NATS, "place.cluster=create", "publish.to=s3://others/models")
     assert "arn:aws:s3:::others/models/*" in files["eks_cluster.yaml"]
     assert "--bucket others" in files["storage.sh"]
 

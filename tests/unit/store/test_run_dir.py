@@ -147,6 +147,17 @@ def test_a_process_that_lost_a_run_does_not_write_the_next_ones_events(
     assert run.events.read_text() == "one\n"
 
 
+@pytest.mark.parametrize(("here", "kept"), [("one\ntwo\n", "one\ntwo\n"), ("other\n", "one\n"), ("", "one\n")])
+def test_events_that_a_killed_process_did_not_publish_are_kept(tmp_path, monkeypatch, here, kept):
+    monkeypatch.setenv("EMBARK_CACHE", str(tmp_path))
+    run = RunDir(f"memory://{tmp_path.name}/killed")
+    write_atomic(run.events, "one\n")
+    run.publish()
+    write_atomic(run.events, here)
+    run.fetch()
+    assert run.events.read_text() == kept
+
+
 def test_writing_complete_replaces_and_leaves_nothing_beside(tmp_path):
     write_atomic(tmp_path / "a" / "f", "one")
     write_atomic(tmp_path / "a" / "f", "two")

@@ -21,6 +21,10 @@ ENDS = {  # The conditions that a controller sets on success and on failure.
 
 
 def reconcile(cluster: Cluster) -> None:
+    for queue in cluster.of_kind("LocalQueue"):
+        owner = cluster.find("ClusterQueue", str(at(queue, "spec.clusterQueue")))
+        queue["status"] = {"conditions": [condition("Active", "Ready" if owner else "ClusterQueueDoesNotExist", "",
+                                                    status="True" if owner else "False")]}
     _collect_garbage(cluster)
     bind_claims(cluster)
     scale(cluster)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cloudsim.kubernetes.admission import pod_refusal
 from cloudsim.kubernetes.cluster import Cluster, Object, ObjectKey
 from cloudsim.kubernetes.kubelet import start_trouble
 from cloudsim.kubernetes.scheduler import choose_node, pool_that_fits, requests
@@ -13,15 +14,8 @@ from embark.kubernetes.pods import Pod
 def create_pods(cluster: Cluster, key: ObjectKey, job: Object, pods: Sequence[Pod]) -> bool:
     """Create the pods of a controller's object, unless something that they name is missing."""
     for pod in pods:
-        name = str(pod.spec.get("serviceAccountName") or "default")
-        if name != "default" and cluster.find("ServiceAccount", name, key[1]) is None:
-            cluster.emit(job, "FailedCreate", f'Error creating: pods "{key[2]}-" is forbidden: error looking up '
-                         f'service account {key[1]}/{name}: serviceaccount "{name}" not found')
-            return False
-        klass = pod.spec.get("priorityClassName")
-        if klass and cluster.find("PriorityClass", str(klass)) is None:
-            cluster.emit(job, "FailedCreate", f'Error creating: pods "{key[2]}-" is forbidden: no PriorityClass with '
-                         f"name {klass} was found")
+        if refused := pod_refusal(cluster, key[1], pod.spec):
+            cluster.emit(job, "FailedCreate", f'Error creating: pods "{key[2]}-" is forbidden: {refused}')
             return False
     for pod in pods:
         spec = dict(pod.spec)

@@ -64,9 +64,11 @@ class KubernetesServer(Kubernetes):
 
     def _remains(self, handle: RunHandle) -> tuple[Resource, ...]:
         cluster, namespace = self._cluster(handle), handle.where["namespace"]
+        model = Resource(f"the exported model in {handle.run_uri}", "remains until you delete it")
+        if handle.where.get("is_existing"):
+            return (model,)
         return (Resource(f"namespace {namespace} with its service account {handle.where['service_account']}",
-                         cluster.line("delete", "namespace", namespace) + ", if nothing else is in it"),
-                Resource(f"the exported model in {handle.run_uri}", "remains until you delete it"))
+                         cluster.line("delete", "namespace", namespace) + ", if nothing else is in it"), model)
 
     def _pods(self, handle: RunHandle) -> list[PodStatus]:
         (label, value), = SERVER.items()
