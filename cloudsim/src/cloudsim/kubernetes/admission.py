@@ -1,7 +1,7 @@
 """Rules of the API server: known kinds, namespaces, strict schemas, webhooks and immutable fields."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -199,7 +199,7 @@ def install(cluster: Cluster, release: Release, namespace: str, *, owner: Mappin
         for name in names:
             if name in release.switches and at(values, release.switches[name]) is False:
                 continue
-            tolerations = ANY_TAINT
+            tolerations: Sequence[Mapping[str, Any]] = ANY_TAINT
             if path := release.tolerations.get(name):
                 given = at(values, path)
                 tolerations = [{"key": key, "operator": "Exists"} for key in release.tolerated] if given is None \

@@ -57,7 +57,7 @@ def _provision(cluster: Cluster, claim: Object) -> None:
                      f'storageclass.storage.k8s.io "{wanted}" not found' if wanted else
                      "no persistent volumes available for this claim and no storage class is set")
         return
-    driver = IN_TREE.get(found["provisioner"], found["provisioner"])
+    driver = IN_TREE.get(found["provisioner"]) or str(found["provisioner"])
     users = [pod for pod in cluster.of_kind("Pod", namespace_of(claim)) if name_of(claim) in [
         at(one, "persistentVolumeClaim.claimName") for one in rows(pod, "spec.volumes")]]
     if found.get("volumeBindingMode") == "WaitForFirstConsumer" and not users:
