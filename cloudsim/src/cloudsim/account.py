@@ -7,11 +7,14 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from cloudsim.kubernetes.cluster import Cluster
+from cloudsim.kubernetes.troubles import find_troubles
 from cloudsim.state import Clock, Refusal, Resources
 from embark.launch.shell import CommandResult
 from embark.rehearse.workload import INSTALL_RAY, NO_RAY
 
 AnsweredBy = Literal["real", "stand-in"]
+READS = {"get", "describe", "show", "list", "logs", "events", "top", "exists", "wait", "status"}
+"""Words of commands that change nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,7 @@ class Record:
     words: tuple[str, ...]
     answered_by: AnsweredBy
     code: int
-    error: str  # The first line of the error message; empty if the command succeeded.
+    error: str  # The error message; empty if the command succeeded.
     at: float  # Seconds on the account's clock.
 
 
@@ -65,6 +68,7 @@ class AccountReport:
     paid: tuple[str, ...]  # Resources that still cost money.
     not_modelled: tuple[str, ...]
     elapsed_s: float  # Seconds on the account's clock.
+    causes: tuple[str, ...] = ()  # What keeps jobs and servers of its clusters from running.
 
 
 class Registry(Protocol):
@@ -167,7 +171,7 @@ class Account:
             done = CommandResult(refusal.code, out=refusal.out, err=f"{refusal.text}\n" if refusal.text else "")
         for cluster in self.clusters.values():
             cluster.reconcile()
-        error = next((line for line in done.err.splitlines() if line.strip()), "")
+        error = done.err.strip() if done.code else ""
         self.records.append(Record(call.program, call.words, program.answered_by, done.code, error, self.clock.now))
         return done
 
@@ -177,7 +181,21 @@ class Account:
 
     def report(self) -> "AccountReport":
         return AccountReport(self.cloud, tuple(self.records), tuple(self.paid()), tuple(self.not_modelled),
-                             self.clock.now)
+                             self.clock.now, tuple(self.causes()))
+
+    def quiet_s(self) -> float:
+        """Return for how long nothing has changed, if nothing is going to change by itself either; else 0."""
+        times = [one.at for one in self.records if one.code == 0 and not READS & set(one.words[:3])
+                 and one.program != "sleep" and not any(word.startswith("describe-") for word in one.words[:3])]
+        times += [one.ready_at for one in self.resources]
+        for cluster in self.clusters.values():
+            times += [node.ready_at for node in cluster.nodes if not cluster.pools[node.pool].join_error]
+            times += [*cluster.ready_at.values(), *(run.ends_at for run in cluster.runs.values()),
+                      *(event.at for event in cluster.events)]
+        return max(0.0, self.clock.now - max(times, default=0.0))
+
+    def causes(self) -> list[str]:
+        return [one for cluster in self.clusters.values() for one in find_troubles(cluster)]
 
     def paid(self) -> list[str]:
         """List the resources that cost money by the hour, as kind and name."""

@@ -55,8 +55,7 @@ def _copy(cluster: Cluster, pod: Pod, stored: Object, pool: NodePool, words: Seq
     for path, write in ((source, False), (target, True)):
         trouble = path_trouble(cluster, stored, path, pool, write=write)
         if trouble:
-            return Outcome(False, "Job has reached the specified backoff limit", logs={pod.name: f"{trouble}\n"},
-                           codes={pod.name: 1})
+            return Outcome(False, trouble, logs={pod.name: f"{trouble}\n"}, codes={pod.name: 1})
     found = volume_of_path(cluster, stored, target, pool)
     if found is not None:
         facts, below = found

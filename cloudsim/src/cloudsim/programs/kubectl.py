@@ -15,7 +15,7 @@ from cloudsim.kubernetes.json_path import find
 from cloudsim.kubernetes.kinds import ObjectKind
 from cloudsim.programs.kubectl_output import is_selected, node_object, show
 from cloudsim.state import Refusal
-from embark.kubernetes.objects import at
+from embark.kubernetes.objects import at, rows
 
 AUTOSCALER = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status"
 STEP_S = 15.0  # The interval at which `kubectl wait` and `logs --follow` look.
@@ -272,11 +272,13 @@ class Kubectl:
             ready = cluster.ready_at.get((kind.key, space, name), 0.0)
             cluster.advance(max(0.0, ready - cluster.clock.now))
             found = _need(cluster, kind, space, name)
-            until = cluster.clock.now + float(at(found, "spec.progressDeadlineSeconds") or 600)
-            while "readyReplicas" in (status := found.get("status") or {}) and \
-                    status["readyReplicas"] < status["replicas"]:
-                if cluster.clock.now > until:
+            until = cluster.clock.now + (_seconds(command.text("--timeout", "0s")) or float("inf"))
+            while rows(status := found.get("status") or {}, "conditions") and not (
+                    status["updatedReplicas"] == status["replicas"] == int(at(found, "spec.replicas") or 1)):
+                if any(one["reason"] == "ProgressDeadlineExceeded" for one in rows(status, "conditions")):
                     raise Refusal(f'error: deployment "{name}" exceeded its progress deadline')
+                if cluster.clock.now >= until:
+                    raise Refusal("error: timed out waiting for the condition")
                 cluster.advance(STEP_S)
         return "successfully rolled out\n"
 
