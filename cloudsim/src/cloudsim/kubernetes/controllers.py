@@ -138,8 +138,8 @@ def _put_workload(cluster: Cluster, key: ObjectKey, job: Object, waits: str) -> 
     """Write the object in which Kueue says whether it has admitted a job, and why not."""
     if "kueue" not in cluster.releases or QUEUE_LABEL not in (at(job, "metadata.labels") or {}):
         return
-    conditions = [_condition("QuotaReserved", "Pending", waits, status="False")] if waits else \
-        [_condition("QuotaReserved", "QuotaReserved", ""), _condition("Admitted", "Admitted", "")]
+    conditions = [condition("QuotaReserved", "Pending", waits, status="False")] if waits else \
+        [condition("QuotaReserved", "QuotaReserved", ""), condition("Admitted", "Admitted", "")]
     cluster.put({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "status": {"conditions": conditions},
                  "metadata": {"name": f"{key[0].lower()}-{key[2]}", "namespace": key[1], "labels": {},
                               "ownerReferences": [{"kind": job["kind"], "name": key[2], "key": list(key)}]}})
