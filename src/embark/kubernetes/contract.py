@@ -248,8 +248,8 @@ class Contract:
         # The predictor of an InferenceService has fields beside those of a pod.
         for pod in (pod for pod in self.pods if "minReplicas" not in pod):
             # The volumes of a StatefulSet's claims are not in its pods' template.
-            named = {mount.get("name") for one in rows(pod, "containers") for mount in rows(one, "volumeMounts")}
-            claimed = sorted(named - {one.get("name") for one in rows(pod, "volumes")})
+            named = {str(mount.get("name")) for one in rows(pod, "containers") for mount in rows(one, "volumeMounts")}
+            claimed = sorted(named - {str(one.get("name")) for one in rows(pod, "volumes")})
             volumes = [*rows(pod, "volumes"), *({"name": name, "emptyDir": {}} for name in claimed)]
             thing = {"apiVersion": "v1", "kind": "Pod", "spec": {**pod, "volumes": volumes},
                      "metadata": {"name": "embark-contract", "namespace": self.namespace}}
