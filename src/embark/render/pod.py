@@ -1,10 +1,12 @@
 """What the pods of every Kubernetes target share: where they may run, what they request, and their environment."""
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from embark.catalog import load_catalog
-from embark.kubernetes.names import GKE_ACCELERATOR, INSTANCE_TYPE, SPOT_LABELS, SPOT_TAINTS
+from embark.kubernetes.names import CONFIG_CHECKSUM, GKE_ACCELERATOR, INSTANCE_TYPE, SPOT_LABELS, SPOT_TAINTS
 from embark.kubernetes.pods import NVIDIA_GPU, TPU
 from embark.render.command import SPEC_PATH
 from embark.render.job import PORT, Job, Setting
@@ -15,7 +17,7 @@ USER_ID = 1000  # The user `embark` of the image.
 SCRATCH = "/scratch"
 CONTAINER = "trainer"
 IDENTITY_LABEL = {"azure.workload.identity/use": "true"}  # AKS gives a token only to pods with this label.
-GIVEN = "embark-lint: ignore EMB503, EMB505: the nodes of the cluster that exists offer it"
+GIVEN = "embark-lint: ignore EMB505, EMB508: the nodes of the cluster that exists offer it"
 TPU_PORTS = {"tpu": 8471, "coordinator": 8476}  # Ports at which the hosts' runtimes and JAX's processes meet.
 
 
@@ -49,14 +51,25 @@ def env_rows(settings: Iterable[Setting]) -> list[Any]:
     return [note({"name": name, "value": value}, why) for name, value, why in settings]
 
 
+def secret_variable(name: str, secret: str, why: str) -> Any:
+    """Return a row of a container's `env` whose value is the `token` of a Secret."""
+    return note({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": "token"}}}, why)
+
+
+def config_checksum(data: Mapping[str, str]) -> dict[str, str]:
+    """Return an annotation for pods that read a ConfigMap: other files in it replace the pods."""
+    text = json.dumps(data, sort_keys=True)
+    return {CONFIG_CHECKSUM: hashlib.sha256(text.encode()).hexdigest()[:16]} if data else {}
+
+
 def storage_settings(job: Job) -> list[Setting]:
     account = job.place.storage_account
     return [Setting("AZURE_STORAGE_ACCOUNT_NAME", account, "the account of the az:// containers")] if account else []
 
 
-def has_identity_label(job: Job) -> bool:
+def has_identity_label(job: Job, identity: str = "") -> bool:
     place = job.place
-    return job.cloud == "azure" and bool(place.identity or place.storage_account)
+    return job.cloud == "azure" and bool(identity or place.identity or place.storage_account)
 
 
 def resources(job: Job) -> dict[str, Any]:

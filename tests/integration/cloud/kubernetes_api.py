@@ -6,6 +6,7 @@ scheduler, a kubelet and the Job controller would do, a test does: `pod`, `preem
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import json
 import re
@@ -22,8 +23,15 @@ from http_servers import HttpHandler, HttpServer
 
 KINDS = {
     "": {"namespaces": "Namespace", "serviceaccounts": "ServiceAccount", "configmaps": "ConfigMap",
-         "services": "Service", "pods": "Pod", "events": "Event", "persistentvolumeclaims": "PersistentVolumeClaim"},
-    "apps/v1": {"deployments": "Deployment"},
+         "services": "Service", "pods": "Pod", "events": "Event", "persistentvolumeclaims": "PersistentVolumeClaim",
+         "nodes": "Node", "secrets": "Secret"},
+    "authorization.k8s.io/v1": {"selfsubjectaccessreviews": "SelfSubjectAccessReview"},
+    "storage.k8s.io/v1": {"storageclasses": "StorageClass"},
+    "apps/v1": {"deployments": "Deployment", "statefulsets": "StatefulSet"},
+    "networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},
+    "apiextensions.k8s.io/v1": {"customresourcedefinitions": "CustomResourceDefinition"},
+    "apiregistration.k8s.io/v1": {"apiservices": "APIService"},
+    "monitoring.coreos.com/v1": {"podmonitors": "PodMonitor"},
     "autoscaling/v2": {"horizontalpodautoscalers": "HorizontalPodAutoscaler"},
     "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
     "batch/v1": {"jobs": "Job"},
@@ -34,6 +42,8 @@ KINDS = {
     "ray.io/v1": {"rayjobs": "RayJob"},
     "batch.volcano.sh/v1alpha1": {"jobs": "Job"},
 }
+CLUSTER_WIDE = ("Namespace", "Node", "SelfSubjectAccessReview", "StorageClass", "CustomResourceDefinition",
+                "APIService")
 OWNERS = ("jobs", "jobsets", "trainjobs", "pytorchjobs", "rayjobs")
 OBJECT = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)"
@@ -56,6 +66,8 @@ class KubernetesApi(HttpServer):
         """What the server says to every job it is asked to take."""
         self.forbidden: tuple[str, ...] = ()
         """Plurals that the asker may not touch."""
+        self.denied: tuple[str, ...] = ()
+        """Rights that a SelfSubjectAccessReview denies, such as `create jobs`."""
         self.ending_s = 0.2
         """From a deletion to the end of the pods."""
         self.is_hanging = False
@@ -206,7 +218,12 @@ class _Handler(HttpHandler):
             options = json.loads(body or b"{}")
             api.delete(*key, options.get("propagationPolicy", ""))
             return self.answer_json(200, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
-        given = yaml.safe_load(body)
+        if plural == "selfsubjectaccessreviews":
+            asked = _resource_attributes(body)
+            words = "/".join(filter(None, (asked.get(5), asked.get(6))))
+            allowed = f"{asked[2]} {words}" not in api.denied
+            return self.answer_json(201, self._whole(group, plural, {"status": {"allowed": allowed}}))
+        given = _from_protobuf(body) if body.startswith(b"k8s\0") else yaml.safe_load(body)
         name = name or given["metadata"]["name"]
         if namespace and ("namespaces", "", namespace) not in api.objects:
             return self._missing("namespaces", namespace)
@@ -221,9 +238,11 @@ class _Handler(HttpHandler):
         return self.answer_json(201, self._whole(group, plural, found))
 
     def _list(self, group: str, plural: str, namespace: str, query: dict[str, str]) -> dict[str, Any]:
-        wanted = dict(pair.split("=") for pair in query.get("labelSelector", "").split(",") if pair)
-        found = [one for (kind, of, _), one in list(self.owner.objects.items()) if kind == plural and of == namespace
-                 and wanted.items() <= one["metadata"].get("labels", {}).items()]
+        wanted = [pair.partition("=") for pair in query.get("labelSelector", "").split(",") if pair]
+        found = [one for (kind, of, _), one in list(self.owner.objects.items())
+                 if kind == plural and namespace in ("", of) and all(
+                     (value == labels.get(name)) if mark else name in labels for name, mark, value in wanted
+                     for labels in [one["metadata"].get("labels", {})])]
         kind = self.owner.kinds[group][plural]
         return {"kind": f"{kind}List", "apiVersion": group or "v1", "metadata": {"resourceVersion": "1"},
                 "items": [self._whole(group, plural, one) for one in found]}
@@ -273,7 +292,8 @@ class _Handler(HttpHandler):
         for group, plurals in kinds.items():
             if path == _root(group):
                 return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group or "v1", "resources": [
-                    {"name": plural, "singularName": kind.lower(), "namespaced": kind != "Namespace", "kind": kind,
+                    {"name": plural, "singularName": kind.lower(), "namespaced": kind not in CLUSTER_WIDE, "kind": kind,
+                     "shortNames": ["pvc"] if plural == "persistentvolumeclaims" else [],
                      "verbs": ["create", "delete", "get", "list", "patch", "watch"]}
                     for plural, kind in plurals.items()]}
             if path == f"/openapi/v3{_root(group)}":
@@ -286,6 +306,29 @@ class _Handler(HttpHandler):
     def _refuse(self, code: int, reason: str, message: str) -> None:
         self.answer_json(code, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
                           "reason": reason, "message": message})
+
+
+def _resource_attributes(body: bytes) -> dict[int, str]:
+    """The attributes of a SelfSubjectAccessReview by their numbers, of which 2 is the verb, 5 the resource and 6 the
+    subresource; kubectl sends it as protobuf, after a magic number and inside a runtime.Unknown."""
+    assert body.startswith(b"k8s\0")
+    review = _fields(body[4:])[2]
+    return {number: value.decode() for number, value in _fields(_fields(_fields(review)[2])[1]).items()}
+
+
+def _fields(message: bytes) -> dict[int, bytes]:
+    """The fields of a protobuf message, which are all of a length."""
+    fields, index = {}, 0
+    while index < len(message):
+        key, length, index = message[index], 0, index + 1
+        for shift in range(0, 35, 7):
+            byte, index = message[index], index + 1
+            length |= (byte & 127) << shift
+            if byte < 128:
+                break
+        fields[key >> 3] = message[index:index + length]
+        index += length
+    return fields
 
 
 @contextlib.contextmanager
@@ -314,12 +357,46 @@ def _openapi(group: str, plurals: dict[str, str]) -> dict[str, Any]:
     for plural, kind in plurals.items():
         parameters = [{"name": word, "in": "query", "schema": {"type": "string"}} for word in
                       ("fieldValidation", "dryRun", "fieldManager", "force")]
-        where = "" if kind == "Namespace" else "/namespaces/{namespace}"
+        where = "" if kind in CLUSTER_WIDE else "/namespaces/{namespace}"
         paths[f"{_root(group)}{where}/{plural}/{{name}}"] = {"patch": {
             "parameters": parameters, "responses": {"200": {"description": "OK"}},
             "x-kubernetes-action": "patch",
             "x-kubernetes-group-version-kind": {"group": name, "version": version or "v1", "kind": kind}}}
     return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.36.4"}, "paths": paths}
+
+
+def _from_protobuf(body: bytes) -> dict[str, Any]:
+    """Name and entries of what `kubectl create` sends: a runtime.Unknown with a Namespace or a Secret in it."""
+    thing = _fields(_fields(body[4:])[2][0])
+    entries = [_fields(one) for one in thing.get(2, [])]
+    return {"metadata": {"name": _fields(thing[1][0])[1][0].decode()},
+            "data": {entry[1][0].decode(): base64.b64encode(entry[2][0]).decode() for entry in entries if 2 in entry}}
+
+
+def _fields(message: bytes) -> dict[int, list[bytes]]:
+    """The fields of a message of Protocol Buffers by their numbers; of numbers none."""
+    found: dict[int, list[bytes]] = {}
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = message[at], at + 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(message):
+        tag = number()
+        if tag & 7 == 0:
+            number()
+            continue
+        size = number()
+        found.setdefault(tag >> 3, []).append(message[at:at + size])
+        at += size
+    return found
 
 
 def _now() -> str:

@@ -138,13 +138,14 @@ def test_merged_logs_continue_through_a_cut_and_a_replaced_pod(api):
 
 
 def test_a_suspended_job_names_the_queue_that_holds_it(api):
-    api.put("localqueues", "research-p5-48xlarge")
-    handle = launched("place.queue=research")
+    api.put("namespaces", "embark", "")
+    api.put("localqueues", "research")
+    handle = launched("place.queue=research", "place.cluster=existing")
     api.objects[("jobs", "embark", "dlrm")]["spec"]["suspend"] = True
     api.event("dlrm", "Pending", "couldn't assign flavors: insufficient unused quota for nvidia.com/gpu")
     status = place().status(handle)
     assert status.state == "pending"
-    assert "the queue research-p5-48xlarge has not admitted it yet" in status.reason
+    assert "the queue research has not admitted it yet" in status.reason
     assert "insufficient unused quota" in status.reason
 
 

@@ -1,8 +1,8 @@
 """Rendered objects against the models and schemas of the projects that read them.
 
-Kubeflow's come from PyPI. The definitions of JobSet, Kueue, KubeRay, KEDA, KServe and eksctl are files of those
-projects: by hand, `EMBARK_SCHEMAS=FOLDER pytest -m schemas`, with `jobsets.crd.yaml`, `eksctl-…-cluster-config.json`
-and the like in it.
+Kubeflow's come from PyPI. The definitions of JobSet, Kueue, KubeRay, KEDA, KServe, Prometheus and eksctl are files of
+those projects: by hand, `EMBARK_SCHEMAS=FOLDER pytest -m schemas`, with `jobsets.crd.yaml`,
+`eksctl-…-cluster-config.json` and the like in it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ FILES = {"TrainJob": "trainjobs", "TrainingRuntime": "clustertrainingruntimes", 
          "PyTorchJob": "pytorchjobs", "RayJob": "ray_rayjobs", "RayCluster": "ray_rayclusters",
          "ClusterQueue": "kueue_kueue.x-k8s.io_clusterqueues", "LocalQueue": "kueue_kueue.x-k8s.io_localqueues",
          "ResourceFlavor": "kueue_kueue.x-k8s.io_resourceflavors", "ScaledObject": "keda_scaledobjects",
-         "InferenceService": "kserve_inferenceservices"}
+         "InferenceService": "kserve_inferenceservices", "PodMonitoring": "gcp_podmonitorings",
+         "PodMonitor": "prometheus_podmonitors", "AzurePodMonitor": "azure_podmonitors"}
 KEPT = ("type", "enum", "required", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
         "anyOf", "oneOf", "allOf", "not")
 
@@ -87,16 +88,21 @@ def test_every_object_fits_its_own_definition(target, machine):
 
 
 @pytest.mark.schemas
-@pytest.mark.parametrize(("kind", "target"), [("ScaledObject", "serve"), ("InferenceService", "kserve")])
-def test_keda_and_kserve_take_the_server(kind, target):
-    sets = [f"place.target={target}", "store.root=gs://bucket/runs", "serve.autoscaler=keda"]
+@pytest.mark.parametrize("more", [(), ("serve.tls_secret=films-tls",), ("serve.auth=none",)], ids=str)
+@pytest.mark.parametrize(("definition", "target", "root"), [
+    ("ScaledObject", "serve", "gs://bucket/runs"), ("InferenceService", "kserve", "gs://bucket/runs"),
+    ("PodMonitoring", "serve", "gs://bucket/runs"), ("PodMonitor", "serve", "s3://bucket/runs"),
+    ("AzurePodMonitor", "serve", "az://bucket/runs")])
+def test_keda_kserve_and_prometheus_take_the_server(definition, target, root, more):
+    sets = [f"place.target={target}", f"store.root={root}", "serve.autoscaler=keda", *more,
+            *(["place.storage_account=account"] if root.startswith("az") else [])]
     files = own_files(make_job(load_spec("quickstart", sets), load_catalog()))
     found = [one for file in files if file.path.endswith(".yaml") for one in yaml.safe_load_all(file.text)]
-    document = next(one for one in found if one["kind"] == kind)
-    _definition(kind).validate(document)
+    document = next(one for one in found if one["kind"] == definition.removeprefix("Azure"))
+    _definition(definition).validate(document)
     document["spec"]["nonsense"] = 1
     with pytest.raises(jsonschema.ValidationError):
-        _definition(kind).validate(document)
+        _definition(definition).validate(document)
 
 
 @pytest.mark.schemas

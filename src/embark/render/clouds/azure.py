@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from embark.render.folder import File
 from embark.render.job import Job, Location
@@ -28,7 +29,7 @@ def render_vm(job: Job) -> list[File]:
     """Write `vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
     location = job.location
-    words = start_words(job, location, ["--generate-ssh-keys", "--custom-data", "cloud_init.yaml"])
+    words = start_words(job, location, ["--generate-ssh-keys", "--custom-data", Shell('"$FIRST_START"')])
     about = about_machines(job) + " A machine that is only shut down is still billed."
     return [
         script_file("vm.sh", "azure/vm.sh.j2", job, about=about, vm_image=IMAGE, steps=network_steps(job, location),
@@ -81,9 +82,11 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Commands that give the identity of a machine, `$principal`, roles in `$account` and `$registry`."""
+    """Commands that give the identity of a machine, `$principal`, roles in `$machine`, `$account` and `$registry`."""
 
     principal: Words
+    machine: Words
+    itself: Words  # Lets it deallocate itself when the run has ended.
     account: Words
     grants: tuple[Words, ...]
     registry: Words = ()  # Empty if the image is not in a registry of Azure.
@@ -102,6 +105,9 @@ def grant_words(job: Job) -> Grants:
     return Grants(
         principal=("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'),
                    "--query", "identity.principalId", "--output", "tsv"),
+        machine=("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'), "--query", "id",
+                 "--output", "tsv"),
+        itself=_grant("Virtual Machine Contributor", Shell('"$machine"')),
         account=("az", "storage", "account", "show", "--name", variable("STORAGE_ACCOUNT"),
                  "--query", "id", "--output", "tsv"),
         grants=tuple(grants),
@@ -139,8 +145,19 @@ def render_aks(job: Job) -> list[File]:
                                 network_operator_version=NETWORK_OPERATOR_VERSION,
                                 gpu_operator_version=GPU_OPERATOR_VERSION, os_disk_gib=os_disk_gib(job),
                                 is_lustre=is_lustre(job), lustre_driver_version=LUSTRE_DRIVER_VERSION,
-                                lustre_driver_files=LUSTRE_DRIVER_FILES))
+                                lustre_driver_files=LUSTRE_DRIVER_FILES, identities=identities(job)))
     return files
+
+
+def identities(job: Job) -> list[dict[str, Any]]:
+    """Return the managed identities that the script makes: of the run's pods, and of the servers, which only read."""
+    serve, versions = job.spec.serve, job.versions
+    pods = {"account": job.place.service_account, "identity": '"$IDENTITY"', "title": "the pods' identity",
+            "why": "The pods' own identity: workload identity, no key and no secret anywhere.",
+            "grants": [one for one in job.buckets if one.scheme == "az"]}
+    servers = {"account": serve.service_account, "identity": '"$IDENTITY"-serve', "title": "the servers' identity",
+               "why": "That of the servers, which only read.", "grants": [versions]}
+    return [pods, *([servers] if versions and not serve.identity else [])]
 
 
 def pool_name(job: Job) -> str:

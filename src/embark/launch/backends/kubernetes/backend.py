@@ -77,16 +77,17 @@ class Kubernetes(LaunchBackend):
     def submit(self, request: LaunchRequest) -> None:
         """Apply the manifest, after the server has validated all of it."""
         handle, kubectl = request.handle, self._kubectl(request.handle)
-        path = self._manifest(request.spec)
-        manifest = next(file for file in render_spec(request.spec) if file.path == path)
-        namespace, text = kubectl.cluster.namespace, manifest.text
+        paths, namespace = self._manifests(request), kubectl.cluster.namespace
+        files = sorted((one for one in render_spec(request.spec) if one.path in paths),
+                       key=lambda one: paths.index(one.path))
         # A server-side dry run knows no namespace that does not exist.
-        if not self._make_namespace(request, kubectl):
-            text = _without_namespace(text)
-        kubectl.apply(text, manifest.path, is_check=True)
+        may_make = self._make_namespace(request, kubectl)
+        texts = [one.text if may_make else _without_namespace(one.text) for one in files]
+        name, text = ", ".join(one.path for one in files), "\n---\n".join(texts)
+        kubectl.apply(text, name, is_check=True)
         beside = f"its ConfigMap, Service and account in namespace {namespace}"
         request.record(Resource(f"{self._title(handle)} with {beside}", f"embark cancel {handle.name}"))
-        kubectl.apply(text, manifest.path, is_check=False)
+        kubectl.apply(text, name, is_check=False)
 
     def status(self, handle: RunHandle) -> Status:
         job = self._find(handle)
@@ -131,9 +132,9 @@ class Kubernetes(LaunchBackend):
         removed += [small for small in self._small_objects(handle) if kubectl.delete(*small.split("/"))]
         return CancelResult(tuple(removed), self._remains(handle))
 
-    def _manifest(self, spec: RunSpec) -> str:
-        """Return the path of the manifest that is applied."""
-        return MANIFESTS[spec.place.target][0]
+    def _manifests(self, request: LaunchRequest) -> list[str]:
+        """Return the paths of the manifests that are applied, in their order."""
+        return [MANIFESTS[request.spec.place.target][0]]
 
     def _make_namespace(self, request: LaunchRequest, kubectl: Kubectl) -> bool:
         """Make the namespace if it is missing. False if namespaces may not even be read, so that it must exist."""

@@ -82,9 +82,11 @@ class Kubectl:
             "get", kind, name, "--output=json", "--ignore-not-found", in_namespace=in_namespace)))
         return _object(done.out)
 
-    def items(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
-        chosen = [f"--selector={selector}"] if selector else []
-        done = self._call(lambda: self._shell.ask(self.words("get", kind, "--output=json", *chosen)))
+    def items(self, kind: str, selector: str = "", *, everywhere: bool = False) -> list[dict[str, Any]]:
+        """Return the objects of a kind in the namespace or, with `everywhere`, in all of them."""
+        chosen = [*([f"--selector={selector}"] if selector else []), *(["--all-namespaces"] if everywhere else [])]
+        done = self._call(lambda: self._shell.ask(self.words("get", kind, "--output=json", *chosen,
+                                                             in_namespace=not everywhere)))
         found = _object(done.out)
         return [] if found is None else list(found.get("items", ()))
 
@@ -95,8 +97,10 @@ class Kubectl:
         return _object(done.out)
 
     def may(self, verb: str, resource: str) -> bool:
-        """Return whether the user has a right, by a SelfSubjectAccessReview."""
-        done = self._call(lambda: self._shell.ask(self.words("auth", "can-i", verb, resource)), fine=("other",))
+        """Return whether the user has a right, by a SelfSubjectAccessReview. `pods/log` is a subresource."""
+        name, _, part = resource.partition("/")  # kubectl would take `log` for the name of a pod
+        words = self.words("auth", "can-i", verb, name, *([f"--subresource={part}"] if part else []))
+        done = self._call(lambda: self._shell.ask(words), fine=("other",))
         return done.out.strip() == "yes"
 
     def refusal(self, thing: Mapping[str, Any]) -> str:
