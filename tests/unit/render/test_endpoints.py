@@ -300,7 +300,7 @@ def test_deploying_a_version_twice_adds_no_machines_and_delete_leaves_none(verte
 def test_deploy_shows_the_price_and_asks_before_it_starts_machines(target, tmp_path):
     files = list(files_of(target).values())
     (name,) = set(files_of(target)) & set(VERBS)
-    refused = run_script(files, name, ["deploy"], tmp_path, {"WORKSPACE": "w"})
+    refused = run_script(files, name, ["deploy"], tmp_path, {"WORKSPACE": "w", "YES": "0"})
     assert refused.commands == []
     assert re.search(r"2 to 10 x \S+ in \S+, 0\.\d\d USD an hour each", refused.output)
     assert run_script(files, name, ["deploy", "--yes"], tmp_path, {"WORKSPACE": "w"}).commands
