@@ -149,9 +149,14 @@ class Contract:
                             resources=",".join([*self.resources, *(resource for _, resource in READS)]))
 
     def _account(self, cluster: ClusterReader) -> Iterator[Finding]:
+        names = {str(pod.get("serviceAccountName") or "default") for pod in self.pods} - {
+            self.service_account, "default"}
+        lacks = [name for name in names if cluster.get("serviceaccounts", name) is None]
         found = cluster.get("serviceaccounts", self.service_account)
-        yield self._finding("account", found is not None, self.service_account if found else
-                            f"{self.namespace} has no service account {self.service_account}")
+        lacks += [] if found else [self.service_account]
+        yield self._finding("account", not lacks, ", ".join([self.service_account, *names]) if not lacks else
+                            f"{self.namespace} has no service account {', '.join(lacks)}",
+                            account=(lacks or [""])[0])
         key = IDENTITY_ANNOTATIONS[self.cloud]
         if found is None or not key:
             return

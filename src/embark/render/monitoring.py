@@ -18,7 +18,7 @@ FIRST = {COMPLETION_INDEX: "0"}  # Rank 0 alone answers, and it runs in the firs
 _FIRST_POD = {"job": FIRST, "jobset": FIRST, "trainjob": FIRST,
               "pytorchjob": {REPLICA_INDEX: "0"}}
 MONITOR_RESOURCES = {"aws": "podmonitors.monitoring.coreos.com", "azure": "podmonitors.azmonitoring.coreos.com",
-                     "gcp": "podmonitorings.monitoring.googleapis.com"}
+                     "gcp": "podmonitorings.monitoring.googleapis.com", "": "podmonitors.monitoring.coreos.com"}
 POLICIES = ("idle_gpus", "dead_machines")  # Alert policies of Google Cloud.
 PROMETHEUS_RELEASE = "kube-prometheus-stack"  # The operator reads objects whose label `release` has this value.
 PROMETHEUS_VERSION = "88.5.3"  # The version of the chart, 2026-08.

@@ -66,8 +66,9 @@ def job_text(template: str, job: Job, **values: Any) -> str:
         template, job=job, location=job.location, place=place, buckets=own, volume=job.volume, log=LOG,
         is_vm=place.target in ("vm", "tpu-vm"), versions=OPERATOR_VERSIONS, step_text=step_text,
         project_setting=needed_setting("PROJECT", place.account, "the id of your Google Cloud project"),
-        storage_account_setting=storage_account, login=LOGINS[job.cloud],
-        cluster_price=f"The cluster: {CLUSTER_USD_PER_HOUR[job.cloud]:.2f} USD an hour until it is deleted.", **values)
+        storage_account_setting=storage_account, login=LOGINS.get(job.cloud),
+        cluster_price=f"The cluster: {CLUSTER_USD_PER_HOUR.get(job.cloud, 0.0):.2f} USD an hour until it is deleted.",
+        **values)
 
 
 def script(about: str, *parts: str) -> str:

@@ -11,8 +11,10 @@ from typing import Any
 import yaml
 
 from cloudsim.account import Account, Call
+from cloudsim.kubernetes.admission import install
 from cloudsim.kubernetes.cloud import NodePool, VolumeFacts
 from cloudsim.kubernetes.cluster import Cluster
+from cloudsim.kubernetes.kinds import releases
 from cloudsim.programs import add_common_programs
 from embark.kubernetes.objects import OPERATOR_VERSIONS
 from embark.launch.shell import CommandResult, Shell
@@ -26,6 +28,7 @@ OTHERS = NodePool("cpu", "cpu-16", "zone-1", 2, {"cpu": "15", "memory": "60Gi", 
 IDENTITY = "arn:aws:iam::123456789012:role/ads"
 ACCOUNT = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {
     "name": "trainer", "namespace": "ads", "annotations": {"eks.amazonaws.com/role-arn": IDENTITY}}}
+SERVERS = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "embark-serve", "namespace": "ads"}}
 LOGINS = base64.b64encode(json.dumps({"auths": {"ghcr.io": {"auth": "c2VjcmV0"}}}).encode()).decode()
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "ghcr", "namespace": "ads"},
           "type": "kubernetes.io/dockerconfigjson", "data": {".dockerconfigjson": LOGINS}}
@@ -93,12 +96,14 @@ def existing_cluster(folder: Path) -> AccountShell:
     account.context = "ours"
     account.clock.advance(120)
     shell = AccountShell(account)
-    give(shell, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ads"}}, ACCOUNT, SECRET, VOLUME, CLAIM,
-         STORAGE_CLASS)
+    give(shell, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ads"}}, ACCOUNT, SERVERS, SECRET,
+         VOLUME, CLAIM, STORAGE_CLASS)
     ok(shell.ask(["kubectl", "apply", "--server-side", "-f", KUEUE]))
     ok(shell.ask(["kubectl", "wait", "deployment", "--all", "--namespace", "kueue-system",
                   "--for=condition=Available", "--timeout=300s"]))
     give(shell, *QUEUE)
+    monitor = next(one for one in releases() if any(kind.kind == "PodMonitor" for kind in one.kinds))
+    install(cluster, monitor, "monitoring")
     return shell
 
 

@@ -34,7 +34,8 @@ SETTINGS = [
     'place.resources=["rdma/ib=8", "cpu=96", "memory=900Gi"]', "place.machine=8xH100",
 ]
 STREAM = ["place.target=follow", "place.nodes=1", "stream.source=nats", 'stream.topics=["shown"]', "train.decay=none",
-          "publish.to=s3://ads/models", "place.queue=", "place.claim=", "train.num_steps=0"]
+          "publish.to=s3://ads/models", "place.queue=", "place.claim=", "train.num_steps=0",
+          "serve.identity=arn:aws:iam::123456789012:role/servers"]
 """A trainer that follows a stream, whose broker has a volume."""
 
 
@@ -92,7 +93,7 @@ LACKS: dict[str, tuple[Callable[[AccountShell], None], list[str], str, str]] = {
     "registry": (drop("secret", "ghcr"), [], "no secret ghcr", "--docker-server=ghcr.io"),
     "queue": (drop("localqueue", "ads"), [], "LocalQueue ads is not there", "kubectl get localqueues"),
     "claim": (drop("pvc", "shared"), [], "no claim shared", "kubectl describe persistentvolumeclaim shared"),
-    "storage_class": (drop("storageclass", "fast"), STREAM, "no class is the default", "place.storage_class"),
+    "storage_class": (drop("storageclass", "fast"), STREAM, "no class is the default", "stream.storage_class"),
     "labels": (pool(labels={}), [], "0 of 2 ready nodes with gpu.nvidia.com/class=H100", "place.node_selector"),
     "taints": (pool(taints=({"key": "dedicated", "value": "nlp", "effect": "NoSchedule"},)), [],
                "not tolerated: dedicated=nlp:NoSchedule", 'place.tolerations = ["dedicated=nlp:NoSchedule"]'),
@@ -194,7 +195,7 @@ def test_a_launch_creates_no_namespace_and_no_account(shell: AccountShell):
     before = set(cluster.objects)
     backend = launch(shell, spec)
     kinds = {key[0] for key in set(cluster.objects) - before}
-    assert kinds == {"ConfigMap", "Service", "Job", "Pod"}
+    assert kinds - {"Workload"} == {"ConfigMap", "Service", "Job", "Pod"}
     done = backend.cancel(backend.handle_of(spec))
     assert set(cluster.objects) == before
     assert [one.what for one in done.remains] == ["checkpoints and events in s3://ads/runs/ads"]

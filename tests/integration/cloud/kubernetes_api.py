@@ -312,23 +312,9 @@ def _resource_attributes(body: bytes) -> dict[int, str]:
     """The attributes of a SelfSubjectAccessReview by their numbers, of which 2 is the verb, 5 the resource and 6 the
     subresource; kubectl sends it as protobuf, after a magic number and inside a runtime.Unknown."""
     assert body.startswith(b"k8s\0")
-    review = _fields(body[4:])[2]
-    return {number: value.decode() for number, value in _fields(_fields(_fields(review)[2])[1]).items()}
-
-
-def _fields(message: bytes) -> dict[int, bytes]:
-    """The fields of a protobuf message, which are all of a length."""
-    fields, index = {}, 0
-    while index < len(message):
-        key, length, index = message[index], 0, index + 1
-        for shift in range(0, 35, 7):
-            byte, index = message[index], index + 1
-            length |= (byte & 127) << shift
-            if byte < 128:
-                break
-        fields[key >> 3] = message[index:index + length]
-        index += length
-    return fields
+    review = _fields(_fields(body[4:])[2][0])
+    attributes = _fields(_fields(review[2][0])[1][0])
+    return {number: values[0].decode() for number, values in attributes.items()}
 
 
 @contextlib.contextmanager

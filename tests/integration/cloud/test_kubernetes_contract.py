@@ -13,7 +13,7 @@ from embark.launch.shell import Shell
 SETTINGS = ("place.cluster=existing", "place.claim=shared", "place.queue=ads", "place.pull_secret=login",
             'place.node_selector=["pool=h100"]')
 NEEDS = {"nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "32", "hugepages-2Mi": "20Gi", "cpu": "191",
-         "memory": "2000Gi"}
+         "memory": "2000Gi", "ephemeral-storage": "900Gi"}
 LOGIN = "eyJhdXRocyI6IHsicmVnaXN0cnkuZXhhbXBsZS5jb20iOiB7fX19"  # of registry.example.com
 
 

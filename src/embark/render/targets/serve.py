@@ -103,7 +103,7 @@ def resources(spec: RunSpec) -> dict[str, Any]:
 
 def peers(job: Job) -> list[str]:
     """Namespaces, beside its own, whose pods may connect to the servers."""
-    return [*job.spec.serve.clients, *PROMETHEUS_NAMESPACES[job.cloud]]
+    return [*job.spec.serve.clients, *PROMETHEUS_NAMESPACES.get(job.cloud, ("monitoring",))]
 
 
 def surge_of(spec: RunSpec) -> int:
