@@ -27,7 +27,7 @@ from embark.render.serving import memory_gib
 from embark.render.settings import grace_s, settings_of
 from embark.render.targets.kubernetes import CLUSTER_SCRIPTS, NAMES, PLACEHOLDER_REGISTRY
 from embark.render.targets.tpu_vm import RUNTIME_VERSIONS
-from embark.render.volumes import data_target
+from embark.render.volumes import data_target, volume_text
 from embark.render.wheel import FOLDER as WHEEL_FOLDER
 from embark.render.yaml_text import header
 from embark.spec import PRESETS, RunSpec
@@ -98,7 +98,7 @@ def cloud_job(cloud: str) -> Job:
 def quickstart_job() -> Job:
     """For a cluster that exists; the other clouds differ in `place.cloud` and `store.root` only."""
     place = {"cloud": "aws", "nodes": 2, "image": f"{PLACEHOLDER_REGISTRY}{default_image()}", "image_files": [SCRIPT],
-             "infrastructure": False}
+             "cluster": "existing"}
     return _job("quickstart", name="torchrec-quickstart", place=place, store={"root": ROOTS["aws"]})
 
 
@@ -119,7 +119,8 @@ def cloud_guide(job: Job) -> str:
     registries = {"aws": f"123456789012.dkr.ecr.{location.region}.amazonaws.com", "azure": "yourregistry.azurecr.io",
                   "gcp": f"{location.region}-docker.pkg.dev/your-project/embark"}
     return guide(
-        job.cloud, job=job, location=location, volume=job.volume, script=NAMES[job.cloud], quota=quota_of(job),
+        job.cloud, job=job, location=location, volume=job.volume, volume_text=volume_text(job),
+        script=NAMES[job.cloud], quota=quota_of(job),
         cluster_script=CLUSTER_SCRIPTS[job.cloud], registry=registries[job.cloud], num=num_devices,
         per_gpu=(job.machine.fabric_gbit_per_s or 0) / max(1, num_devices), needed_units=needed_units(job),
         budget_usd=budget_usd(job), data_source=job.data_source, data_target=data_target(job), grace_s=grace_s(job),

@@ -203,7 +203,7 @@ def test_the_rendered_job_is_placed_and_started(account: Account, tmp_path: Path
     name = yaml.safe_load_all(rendered["kubernetes_job.yaml"])
     job_name = next(one["metadata"]["name"] for one in name if one["kind"] == "Job")
     held = run(account, "kubectl", "get", "job", job_name, "-n", "embark", "-o", "json").out
-    assert "LocalQueue ml doesn't exist" in held
+    assert "LocalQueue ml-p4d-24xlarge doesn't exist" in held
     assert run(account, "kubectl", "apply", "-f", "kueue.yaml").code == 0
     done = run(account, "kubectl", "wait", f"job/{job_name}", "-n", "embark", "--for=condition=Complete",
                "--timeout=2h")

@@ -133,7 +133,7 @@ class Account:
         try:
             done = CommandResult(0, out=program.run(call))
         except Refusal as refusal:
-            done = CommandResult(refusal.code, err=f"{refusal.text}\n")
+            done = CommandResult(refusal.code, out=refusal.out, err=f"{refusal.text}\n" if refusal.text else "")
         for cluster in self.clusters.values():
             cluster.reconcile()
         error = next((line for line in done.err.splitlines() if line.strip()), "")

@@ -13,9 +13,9 @@ Key = tuple[str, str]  # Kind and name.
 class Refusal(Exception):
     """An error of a program, in the words of the real one."""
 
-    def __init__(self, text: str, code: int = 1) -> None:
+    def __init__(self, text: str, code: int = 1, *, out: str = "") -> None:
         super().__init__(text)
-        self.text, self.code = text, code
+        self.text, self.code, self.out = text, code, out
 
 
 class Clock:

@@ -23,8 +23,10 @@ run() {
 cd "$(dirname "$0")"
 # Creates all but the GPU machines.
 up() {
+  local config=eks_cluster.yaml
   if [ "$DRY_RUN" = 1 ] || ! eksctl get cluster --name "$CLUSTER" --region "$REGION" >/dev/null 2>&1; then
-    run eksctl create cluster -f eks_cluster.yaml
+    if [ "$DRY_RUN" = 0 ]; then config=$(with_second_zone); fi
+    run eksctl create cluster -f "$config"
   fi
   # An existing cluster may lack this run's machines.
   if [ "$DRY_RUN" = 0 ] &&
@@ -41,6 +43,23 @@ up() {
     --install \
     --namespace kube-system \
     --set-json 'tolerations=[{"operator":"Exists"}]'
+}
+
+# Prints the name of a copy of eks_cluster.yaml whose second zone is one that this account has: accounts differ, and EKS
+# has no control plane in three zones.
+with_second_zone() {
+  local zone=us-west-2b copy other
+  other=$(aws ec2 describe-availability-zones --region "$REGION" \
+    --filters Name=zone-type,Values=availability-zone Name=state,Values=available \
+    --query "AvailabilityZones[?ZoneName!='$zone' && ZoneId!='use1-az3' && ZoneId!='usw1-az2' && ZoneId!='cac1-az3'].ZoneName | [0]" \
+    --output text)
+  if [ "$other" = None ]; then
+    printf '%s has no second zone for this account, which the control plane needs: set another place.region\n' "$REGION" >&2
+    return 64
+  fi
+  copy=$(mktemp --suffix=.yaml)
+  sed '/^availabilityZones:/,/^vpc:/s/^- 'us-west-2a'$/- '"$other/" eks_cluster.yaml >"$copy"
+  printf '%s\n' "$copy"
 }
 
 # A gateway endpoint for S3 costs nothing; without it all data passes through the NAT gateway, billed by the gigabyte.

@@ -7,7 +7,7 @@ set -euo pipefail
 
 CLUSTER=${CLUSTER:-embark}
 REGION=${REGION:-us-west-2}
-# 1,200 GiB of FSx for Lustre, PERSISTENT_2, 1000 MB/s/TiB read 1.2 GB/s. More is faster, in steps of 2400.
+# 1,200 GiB of FSx for Lustre, PERSISTENT_2, 1000 MB/s/TiB read 1.2 GB/s and cost 0.99 USD an hour. More is faster, in steps of 2400.
 CAPACITY_GIB=${CAPACITY_GIB:-1200}
 ZONE=${ZONE:-us-west-2b}
 VOLUME=embark-dlrm-data

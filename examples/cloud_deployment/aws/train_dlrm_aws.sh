@@ -67,7 +67,7 @@ check() {
 # Cluster, storage, job, and its log until it ends.
 train() {
   check
-  printf '%s\n' '2 x p4d.24xlarge on demand in us-west-2: 43.92 USD an hour by the catalog (2026-08-22). The cluster and storage are extra.'
+  printf '%s\n' '2 x p4d.24xlarge on demand in us-west-2: 43.92 USD an hour by the catalog (2026-08-22). 1,200 GiB of FSx for Lustre, PERSISTENT_2, 1000 MB/s/TiB read 1.2 GB/s and cost 0.99 USD an hour. The cluster and buckets are extra.'
   ask 'Continue?'
   # Each step finds what it uses: buckets, then the cluster and who its pods are, then the volume and its data. The
   # GPU machines come last, since they are paid from the moment they start.

@@ -68,11 +68,11 @@ up() {
       --intent-vm-sizes Standard_ND96asr_v4
   fi
   if ! az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" >/dev/null 2>&1; then
+    # Without --kubernetes-version it is AKS's default, which is always in support.
     run az aks create \
       --resource-group "$RESOURCE_GROUP" \
       --name "$CLUSTER" \
       --location "$LOCATION" \
-      --kubernetes-version 1.34 \
       --nodepool-name system \
       --node-count 2 \
       --node-vm-size Standard_D4s_v5 \

@@ -42,7 +42,7 @@ up() {
       --enable-ip-alias \
       --enable-dataplane-v2 \
       --workload-pool="$PROJECT.svc.id.goog" \
-      --addons=GcsFuseCsiDriver,GcpFilestoreCsiDriver \
+      --addons=HttpLoadBalancing,HorizontalPodAutoscaling,GcePersistentDiskCsiDriver,GcsFuseCsiDriver,GcpFilestoreCsiDriver \
       --enable-image-streaming \
       --enable-managed-prometheus \
       --monitoring=SYSTEM,DCGM \

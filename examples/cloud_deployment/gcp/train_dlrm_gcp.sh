@@ -65,7 +65,7 @@ check() {
 # Cluster, storage, job, and its log until it ends.
 train() {
   check
-  printf '%s\n' '2 x a2-highgpu-8g on demand in us-central1: 58.77 USD an hour by the catalog (2026-08-22). The cluster and storage are extra.'
+  printf '%s\n' '2 x a2-highgpu-8g on demand in us-central1: 58.77 USD an hour by the catalog (2026-08-22). 1,024 GiB of Filestore zonal read 0.27 GB/s and cost 0.35 USD an hour. The cluster and buckets are extra.'
   ask 'Continue?'
   # Each step finds what it uses: buckets, then the cluster and who its pods are, then the volume and its data. The
   # GPU machines come last, since they are paid from the moment they start.

@@ -27,7 +27,8 @@ def doctor(
     spec
         With --cloud: the spec whose machines, region and bucket are checked.
     cloud
-        Instead, check the cloud account: identity, quotas, machine availability, budgets, the bucket.
+        Instead, check the cloud account: identity, quotas, machine availability, budgets, the bucket. With
+        place.cluster = "existing", check what the cluster of kubectl lacks for the run.
     machine
         With --cloud: a machine from embark catalog list, if no spec names one.
     """
@@ -39,7 +40,12 @@ def doctor(
     from embark.launch.shell import Shell
 
     sets = [*([f"place.machine={machine}"] if machine else []), *set_]
-    need = need_of(load_spec(spec or "quickstart", sets))
+    loaded = load_spec(spec or "quickstart", sets)
+    if loaded.place.is_existing:
+        from embark.doctor.cluster import check_cluster
+
+        return _show(console, check_cluster(loaded, Shell()), f"the cluster for {loaded.name}")
+    need = need_of(loaded)
     console.text(f"{need}: {need.num_units} {need.unit}")
     return _show(console, check_account(need, Shell()), str(need))
 

@@ -26,6 +26,7 @@ IDENTITY_ANNOTATIONS = {
     "aws": "eks.amazonaws.com/role-arn",
     "azure": "azure.workload.identity/client-id",
     "gcp": "iam.gke.io/gcp-service-account",
+    "": "",  # A cluster of no known cloud.
 }
 
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from embark.catalog import Catalog, Machine, SpecPrice, Volume, find_volume, load_catalog, machine_of_place, price_spec
 from embark.catalog.pricing import DEFAULT_MACHINES
@@ -31,6 +31,9 @@ from embark.render.serving import (
 from embark.spec import RunSpec, to_toml
 from embark.spec.place import PlaceSpec, PodTarget
 from embark.spec.train import batch_mistakes
+
+if TYPE_CHECKING:
+    from embark.plan.storage import StorageOffer
 
 CLUSTER = "embark"  # One cluster for all runs: a run adds a node pool to it if it needs another machine.
 SCHEMES = {"aws": "s3", "azure": "az", "gcp": "gs"}
@@ -53,6 +56,20 @@ _IDENTITIES = {
     "gcp": (r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z0-9.:-]+\.iam\.gserviceaccount\.com",
             "NAME@PROJECT.iam.gserviceaccount.com"),
 }
+
+
+_CAPACITIES = {"aws": ("on-demand", "reserved", "block"), "azure": ("on-demand", "reserved"),
+               "gcp": ("on-demand", "reserved", "block", "flex-start")}
+_RESERVATIONS = {
+    "aws": (r"cr-[0-9a-f]{8,17}", "cr-0123456789abcdef0"),
+    "azure": (r"(?i:/subscriptions/[\w-]+/resourceGroups/[\w.()-]+/providers/Microsoft\.Compute/"
+              r"capacityReservationGroups/)[\w.-]+",
+              "/subscriptions/ID/resourceGroups/GROUP/providers/Microsoft.Compute/capacityReservationGroups/NAME"),
+    "gcp": (r"(projects/[a-z0-9-]+/reservations/)?[a-z]([a-z0-9-]*[a-z0-9])?(/reservationBlocks/[\w-]+)?",
+            "NAME, or projects/PROJECT/reservations/NAME"),
+}
+_POOL_ENDS = {"spot": "-spot", "reserved": "-reserved", "block": "-block", "flex-start": "-flex"}
+MAX_FLEX_H = 168  # Google ends machines of flex-start after seven days.
 
 
 class Setting(NamedTuple):
@@ -189,6 +206,25 @@ class Job:
         return self.spec.place.spot
 
     @property
+    def capacity(self) -> str:
+        """How its machines are bought: a value of `place.capacity`, or `spot`."""
+        if self.is_spot:
+            return "spot"
+        sold = self.machine.sold
+        usual = "flex-start" if sold and "on-demand" not in sold and "flex-start" in sold else "on-demand"
+        return self.place.capacity or usual
+
+    @property
+    def has_reservation(self) -> bool:
+        """Whether its machines are those of `place.reservation`, which decides where they stand."""
+        return self.capacity in ("reserved", "block")
+
+    @property
+    def is_queued(self) -> bool:
+        """Whether its machines come all at once, when Google has them: Kueue holds the job back until then."""
+        return self.capacity == "flex-start" and self.num_pods > 1 and bool(self.place.queue)
+
+    @property
     def price(self) -> SpecPrice:
         found = price_spec(self.spec)
         if found is None:
@@ -221,14 +257,21 @@ class Job:
         return self.spec.place.namespace
 
     @property
+    def queue(self) -> str:
+        """The Kueue queue that the run waits in; empty for none. A cluster that Embark makes has one for each kind of
+        machine, since the quota of a queue is a number of machines."""
+        place = self.place
+        return place.queue if place.is_existing or not place.queue else dns_label(f"{place.queue}-{self.location.pool}")
+
+    @property
     def config_name(self) -> str:
         """The name of the ConfigMap with the spec."""
         return f"{self.name}-spec"
 
     @property
     def claim_name(self) -> str:
-        """The name of the PersistentVolumeClaim for `place.volume`."""
-        return f"{self.name}-data"
+        """The name of the PersistentVolumeClaim that pods mount; empty if they mount none."""
+        return self.place.claim or (f"{self.name}-data" if self.place.volume else "")
 
     @property
     def labels(self) -> dict[str, str]:
@@ -256,7 +299,7 @@ class Job:
         pool = object_label(machine.name.removeprefix("Standard_"))
         return Location(
             region=region, zone=self.place.zone or default_zone(load_catalog(), machine, region), cluster=CLUSTER,
-            pool=f"{pool}-spot" if self.is_spot else pool, machine_type=machine.machine_type or machine.name,
+            pool=pool + _POOL_ENDS.get(self.capacity, ""), machine_type=machine.machine_type or machine.name,
             has_fabric=machine.fabric.transport not in ("tcp", "ici"),
         )
 
@@ -264,6 +307,13 @@ class Job:
     def volume(self) -> Volume | None:
         """The file system that the spec names."""
         return find_volume(load_catalog(), self.place.volume) if self.place.volume else None
+
+    @cached_property
+    def bought_volume(self) -> StorageOffer | None:
+        """The file system in the size that the plan needs; None if the plan cannot know it."""
+        from embark.plan.plan import plan_volume
+
+        return plan_volume(self.spec, self.machine) if self.place.volume else None
 
     @property
     def data_source(self) -> str:
@@ -278,7 +328,7 @@ class Job:
         """The paths in object stores that the run reads and writes: its data, the source of its volume, and its own
         files."""
         read, written = [("data.path", self.spec.data.path)], [("store.root", self.spec.store.root)]
-        if self.place.volume:
+        if self.place.volume and not self.place.is_existing:
             read.append(("data.path", self.data_source))
         if self.target == FOLLOW:
             read.append(("stream.path", self.spec.stream.path))
@@ -318,7 +368,7 @@ class Job:
     def is_shared(self, path: str) -> bool:
         """Return whether every machine sees the same there: in an object store, or on the mounted volume."""
         mount = self.place.volume_path
-        return "://" in path or (bool(self.place.volume) and (path == mount or path.startswith(f"{mount}/")))
+        return "://" in path or (bool(self.claim_name) and (path == mount or path.startswith(f"{mount}/")))
 
 
 def make_job(spec: RunSpec, catalog: Catalog) -> Job:
@@ -335,7 +385,7 @@ def make_job(spec: RunSpec, catalog: Catalog) -> Job:
         mistakes += [*serve_mistakes(spec, catalog), *endpoint_mistakes(spec, job.cloud),
                      *_account_mistakes(job, artifact_of(spec))]
     if not is_serving:
-        mistakes += [*place_mistakes(catalog, machine, spec.place), *_target_mistakes(job),
+        mistakes += [*place_mistakes(catalog, machine, spec.place), *_target_mistakes(job), *_capacity_mistakes(job),
                      *_storage_mistakes(job, catalog), *_budget_mistakes(job)]
     mistakes += _identity_mistakes(job)
     if mistakes:
@@ -360,6 +410,9 @@ def _machine(spec: RunSpec, catalog: Catalog) -> Machine:
     if machine is None:
         raise SpecError([_mistake("place.machine", "", "files are for a machine of a cloud, and none is named",
                                   "set it (embark catalog list shows them), or place.cloud for its usual one")])
+    if machine.name not in catalog.machines and not place.is_existing:
+        raise SpecError([_mistake("place.machine", place.machine, "describes a machine of a cluster that exists",
+                                  'set place.cluster = "existing", or name a machine of embark catalog list')])
     if place.cloud not in ("", machine.cloud):
         raise SpecError([_mistake("place.cloud", place.cloud, f"{machine.name} belongs to {machine.cloud}",
                                   f"leave place.machine out for {DEFAULT_MACHINES[place.cloud]}, or name another one")])
@@ -409,9 +462,53 @@ def _target_mistakes(job: Job) -> Iterator[Mistake]:
                        'leave it out, or set it to "auto"')
 
 
+def _capacity_mistakes(job: Job) -> Iterator[Mistake]:
+    place, capacity, machine = job.place, job.capacity, job.machine
+    if job.is_spot:
+        if place.capacity or place.reservation:
+            yield _mistake("place.capacity", place.capacity, "place.spot = true takes spot machines",
+                           "leave one of them out")
+        return
+    if capacity not in _CAPACITIES[job.cloud]:
+        yield _mistake("place.capacity", capacity, f"is no way to buy machines of {job.cloud}",
+                       f"one of {', '.join(_CAPACITIES[job.cloud])}")
+    elif machine.sold and capacity not in machine.sold:
+        yield _mistake("place.capacity", capacity, f"{machine.name} is not sold so, but by: {', '.join(machine.sold)}",
+                       'place.spot = true for spot; for another one, set it, and with "reserved" or "block" also '
+                       "place.reservation")
+    elif job.has_reservation:
+        pattern, example = _RESERVATIONS[job.cloud]
+        if not re.fullmatch(pattern, place.reservation):
+            yield _mistake("place.reservation", place.reservation, f'place.capacity = "{capacity}" uses a reservation '
+                           f"of {job.cloud}", f"set it to its id: {example}")
+        if not place.zone:
+            yield _mistake("place.zone", "", "a reservation is in one zone", "set it to the reservation's")
+        if job.is_tpu or job.target == "vertex":
+            yield _mistake("place.capacity", capacity, "reservations are used by GPU machines of a cluster, and by "
+                           "plain ones", "leave it out")
+        if job.target == "vm" and job.cloud == "azure" and job.num_nodes > 1 and job.location.has_fabric:
+            yield _mistake("place.capacity", capacity, "machines of a reservation cannot be in an availability set, "
+                           "without which plain ones share no InfiniBand", 'place.target = "job", or one machine')
+    elif place.reservation:
+        yield _mistake("place.reservation", place.reservation, f'place.capacity = "{capacity}" uses none',
+                       'leave it out, or set place.capacity = "reserved" or "block"')
+    if capacity == "flex-start":
+        if (place.max_hours or 0) > MAX_FLEX_H:
+            yield _mistake("place.max_hours", f"{place.max_hours:g}", "Google ends machines of flex-start after 7 days",
+                           f"at most {MAX_FLEX_H}; checkpoints let a second run continue")
+        if job.is_tpu:
+            yield _mistake("place.capacity", capacity, "flex-start is used by GPU machines", "leave it out")
+        if place.capacity and job.num_pods > 1 and job.target in POD_TARGETS and not place.queue:
+            yield _mistake("place.queue", "", "flex-start gives several machines at once to a queue alone; one by one "
+                           "they would be paid while they wait for each other", 'set it, such as to "embark"')
+        if job.is_queued and job.target == "torchx":
+            yield _mistake("place.target", job.target, "Kueue does not hold it back until its machines are there",
+                           'set it to "job" or "jobset"')
+
+
 def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
     place, store, data = job.place, job.spec.store, job.spec.data
-    bucket = {"aws": "s3://BUCKET/runs", "azure": "az://CONTAINER/runs", "gcp": "gs://BUCKET/runs"}[job.cloud]
+    bucket = {"azure": "az://CONTAINER/runs", "gcp": "gs://BUCKET/runs"}.get(job.cloud, "s3://BUCKET/runs")
     if place.volume:
         try:
             volume = find_volume(catalog, place.volume)
@@ -425,19 +522,21 @@ def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
             elif volume.kind != "file":
                 yield _mistake("place.volume", place.volume, "is an object store: it is read by its uri, not mounted",
                                f"leave it out and use {bucket}")
+    where = job.cloud or "the cluster"
     yield from _account_mistakes(job, store.root, data.path)
     if not job.is_shared(store.root) and job.num_pods > 1:
         yield _mistake("store.root", store.root, "each machine would keep its own part of every checkpoint",
-                       f"set it to {bucket}, or to a folder under place.volume_path with place.volume")
+                       f"set it to {bucket}, or to a folder under place.volume_path with place."
+                       f"{'claim' if place.is_existing else 'volume'}")
     if data.kind != "synthetic" and data.path and not job.is_shared(data.path):
-        yield _mistake("data.path", data.path, f"is on this machine; a machine of {job.cloud} does not see it",
+        yield _mistake("data.path", data.path, f"is on this machine; a machine of {where} does not see it",
                        f"embark data copy {shlex.quote(data.path)} {bucket.removesuffix('runs')}data copies it; then "
                        f"--set data.path={bucket.removesuffix('runs')}data")
     warm_start = job.spec.train.warm_start
     run = warm_start.rpartition("@")[0] or warm_start
     run = run if "/" in run else f"{store.root}/{run}"
     if warm_start and not job.is_shared(run):
-        yield _mistake("train.warm_start", warm_start, f"is on this machine; a machine of {job.cloud} does not see it",
+        yield _mistake("train.warm_start", warm_start, f"is on this machine; a machine of {where} does not see it",
                        f"copy the run and name the copy: embark data copy {shlex.quote(run)} "
                        f"{bucket}/{shlex.quote(run.rpartition('/')[2])}")
 
@@ -449,7 +548,7 @@ def _account_mistakes(job: Job, *paths: str) -> Iterator[Mistake]:
 
 
 def _identity_mistakes(job: Job) -> Iterator[Mistake]:
-    pattern, example = _IDENTITIES[job.cloud]
+    pattern, example = _IDENTITIES.get(job.cloud, ("", "nothing: set place.cloud if the cluster is one of its"))
     for field, identity in (("place.identity", job.place.identity), ("serve.identity", job.spec.serve.identity)):
         if identity and not re.fullmatch(pattern, identity):
             yield _mistake(field, identity, f"is not an identity of {job.cloud}", f"it looks like {example}")

@@ -89,7 +89,8 @@ def price_text(job: Job) -> str:
     price = job.price
     if price.usd_per_hour is None or price.origin is None:
         return "The catalog has no price for this machine."
-    return f"{price.title}: {price.usd_per_hour:,.2f} USD an hour by the catalog ({price.origin.date})."
+    text = f"{price.title}: {price.usd_per_hour:,.2f} USD an hour by the catalog ({price.origin.date})."
+    return f"{text} The reservation is paid whether it is used or not." if job.has_reservation else text
 
 
 def budget_usd(job: Job) -> int:

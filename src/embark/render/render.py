@@ -65,10 +65,10 @@ def own_files(job: Job) -> list[File]:
 
 
 def render_infrastructure(job: Job) -> list[File]:
-    """Return every file that the job needs beside its own; none on a cluster of yours."""
+    """Return every file that the job needs beside its own; none in a cluster that exists."""
     target, cloud = job.target, job.cloud
     in_pods = target in (*POD_TARGETS, FOLLOW)
-    if target in SERVE_TARGETS or (in_pods and not job.place.infrastructure):
+    if target in SERVE_TARGETS or (in_pods and job.place.is_existing):
         return []
     files = [*render_volumes(job), *render_budget(job)]
     if target == "vm":

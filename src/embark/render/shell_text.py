@@ -51,7 +51,7 @@ def script_file(path: str, template: str, job: Job, **values: Any) -> File:
 def job_text(template: str, job: Job, **values: Any) -> str:
     """Render a template with these values and those that every template may use."""
     place = job.place
-    own = [bucket for bucket in job.buckets if bucket.scheme == SCHEMES[job.cloud]]
+    own = [bucket for bucket in job.buckets if bucket.scheme == SCHEMES.get(job.cloud)]
     storage_account = needed_setting("STORAGE_ACCOUNT", place.storage_account,
                                      "a name for the storage account, 3 to 24 small letters and digits")
     return render_template(

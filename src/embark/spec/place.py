@@ -1,6 +1,6 @@
 """`[place]`: where the run executes, locally or in a cloud."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, PositiveFloat
 
@@ -19,6 +19,22 @@ _IMAGE = (
 _FILE = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$"
 IDENTITY = r"^[A-Za-z0-9][A-Za-z0-9:/@._+=,-]*$|^$"
 Paths = Annotated[tuple[Annotated[str, Field(max_length=200, pattern=_FILE)], ...], Field(strict=False)]
+
+_KEY = r"([a-z0-9A-Z][a-zA-Z0-9._-]*/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
+_QUANTITY = r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?"
+Labels = Annotated[tuple[Annotated[str, Field(max_length=400, pattern=f"^{_KEY}={_VALUE}$")], ...],
+                   Field(strict=False)]
+Taints = Annotated[tuple[Annotated[str, Field(
+    max_length=400, pattern=f"^{_KEY}(={_VALUE})?:(NoSchedule|NoExecute|PreferNoSchedule)$")], ...],
+    Field(strict=False)]
+Amounts = Annotated[tuple[Annotated[str, Field(max_length=400, pattern=f"^{_KEY}={_QUANTITY}$")], ...],
+                    Field(strict=False)]
+
+CLUSTER_TARGETS: tuple[Target, ...] = (*get_args(PodTarget), "follow", "serve", "kserve")
+"""Targets whose pods run in a Kubernetes cluster."""
+EXISTING_FIELDS = ("node_selector", "tolerations", "resources", "claim", "storage_class", "pull_secret")
+"""Fields that describe how a cluster that exists differs from one that Embark creates."""
 
 ELASTIC_TARGETS: tuple[Target, ...] = ("job", "pytorchjob", "vm")
 """Targets that go on with fewer machines, and take a machine back: torchrun keeps the rendezvous open, and the
@@ -51,8 +67,8 @@ class PlaceSpec(Section):
     cloud: Literal["", "aws", "azure", "gcp"] = ""
     """The cloud; follows from `machine` if that is given."""
     machine: str = Field(default="", max_length=100)
-    """A machine type from `embark catalog list`, such as `p5.48xlarge`, with one rank per accelerator. Empty: this
-    machine."""
+    """A machine type from `embark catalog list`, such as `p5.48xlarge`, with one rank per accelerator; in an existing
+    cluster also a number of its accelerators, such as `8xH100`. Empty: this machine."""
     nodes: Nodes | NodeRange = 1
     """Number of machines, or `{min = 2, max = 3}`: the run continues with the machines that are up, from its last
     checkpoint. With `target` `job`, `pytorchjob` or `vm`."""
@@ -62,6 +78,14 @@ class PlaceSpec(Section):
     """The zone, if one must be named; empty: the region's first that sells the machine."""
     spot: bool = False
     """Use spot (preemptible) machines."""
+    capacity: Literal["", "on-demand", "reserved", "block", "flex-start"] = ""
+    """How machines that are not on spot are bought. `reserved` and `block` use those of `reservation`, which is paid
+    whether they run or not: an AWS capacity reservation or Capacity Block, a reservation or a block of Google Cloud, an
+    Azure capacity reservation group. `flex-start`, on Google Cloud: the run waits, unpaid, until all its machines can
+    be had, and has them for at most 7 days. Empty: on demand, or flex-start if Google sells the machine only so."""
+    reservation: str = Field(default="", max_length=300, pattern=r"^[A-Za-z0-9/][A-Za-z0-9/._()-]*$|^$")
+    """What `capacity = "reserved"` or `"block"` uses: `cr-0123456789abcdef0` on AWS, the reservation's name on Google
+    Cloud (`projects/PROJECT/reservations/NAME` if another project shares it), the group's resource id on Azure."""
     target: Target = "job"
     """What starts the processes: a Kubernetes `job`, `jobset`, Kubeflow's `trainjob` or `pytorchjob`, `ray`, `torchx`,
     `vertex`, or plain machines (`vm`, `tpu-vm`). `follow`: a trainer that follows `[stream]`,
@@ -71,8 +95,24 @@ class PlaceSpec(Section):
     render_targets: Annotated[tuple[PodTarget, ...], Field(strict=False)] = ()
     """Kubernetes targets whose files `embark render` writes besides those of `target`, into the same folder. They need
     the same cluster, so they have no effect if `target` is not one of them."""
-    infrastructure: bool = True
-    """Also render the scripts that create the Kubernetes cluster, storage, budget alerts and alarms."""
+    cluster: Literal["create", "existing"] = "create"
+    """`create`: also render the scripts that create the Kubernetes cluster, storage, budget alerts and alarms.
+    `existing`: the pods run in the cluster that kubectl is set to, and nothing is created beside them; `embark doctor
+    --cloud` checks what it must have (docs/guides/existing-cluster.md)."""
+    node_selector: Labels = ()
+    """Existing cluster: labels of the run's nodes, such as `["pool=h100"]`, in place of the machine's own label."""
+    tolerations: Taints = ()
+    """Existing cluster: further taints of these nodes, as kubectl writes them: `["team=ads:NoSchedule"]`."""
+    resources: Amounts = ()
+    """Existing cluster: what each pod asks for besides accelerators, or instead of the catalog's numbers, such as
+    `["rdma/ib=8", "cpu=96", "memory=900Gi"]`."""
+    claim: str = Field(default="", max_length=253, pattern=rf"{LABEL}|^$")
+    """Existing cluster: a PersistentVolumeClaim of the namespace to mount at `volume_path`."""
+    storage_class: str = Field(default="", max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$|^$")
+    """Existing cluster: the StorageClass of the broker's volume (`target = "follow"`); empty: the cluster's default."""
+    pull_secret: str = Field(default="", max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$|^$")
+    """Existing cluster: a Secret of the namespace by which nodes pull the image; empty: they may by themselves, or the
+    service account names one."""
     image: str = Field(default="", max_length=400, pattern=_IMAGE)
     """The container image, preferably with its digest: `embark image` builds it, pushes it and writes its name here.
     Empty: the name under which the rendered commands build it."""
@@ -91,7 +131,8 @@ class PlaceSpec(Section):
     storage_account: str = Field(default="", pattern=r"^[a-z0-9]{3,24}$|^$")
     """Azure storage account that holds the containers of `az://…`."""
     queue: str = Field(default="", max_length=63, pattern=rf"{LABEL}|^$")
-    """A Kueue local queue, for gang scheduling. Empty: pods start one by one."""
+    """A Kueue local queue, for gang scheduling; on a cluster that Embark makes its name continues with the kind of
+    machine, such as `embark-p4d-24xlarge`. Empty: pods start one by one."""
     volume: str = Field(default="", max_length=60, pattern=r"^[a-z0-9][a-z0-9-]*$|^$")
     """A file system from `embark catalog list --volumes` to mount at `volume_path`, with or without an object store."""
     volume_path: str = Field(default="/mnt/data", max_length=200, pattern=r"^(/[A-Za-z0-9._-]+)+$")
@@ -100,6 +141,11 @@ class PlaceSpec(Section):
     """Terminate the run after this many hours."""
     budget_usd: PositiveFloat | None = None
     """Budget for the run's machines: before exceeding it, the run saves and ends, and is not restarted."""
+
+    @property
+    def is_existing(self) -> bool:
+        """Whether the pods run in a cluster that someone else made."""
+        return self.cluster == "existing"
 
     @property
     def max_nodes(self) -> int:

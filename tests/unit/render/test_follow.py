@@ -30,7 +30,7 @@ VERSION = "1.36"
 NATS = ("stream.source=nats", "stream.topics=['events.shown']")
 KAFKA = ("stream.source=kafka", "stream.topics=['shown']", "stream.servers=['broker:9092']", "stream.secret=broker")
 SETS = ("name=clicks", "place.target=follow", "place.machine=g5.xlarge", "store.root=s3://bucket/runs",
-        "publish.to=s3://bucket/models/", "place.infrastructure=false", "train.decay=none")
+        "publish.to=s3://bucket/models/", "place.cluster=existing", "train.decay=none")
 
 
 def job_of(*sets: str):
@@ -139,7 +139,7 @@ def test_nats_takes_its_configuration_and_refuses_who_has_no_token(tmp_path):
 
 
 @pytest.mark.parametrize(("sets", "name"), [
-    ((), None), (("stream.storage_class=fast",), "fast"), (("place.infrastructure=true",), "embark-gp3")])
+    ((), None), (("place.storage_class=fast",), "fast"), (("place.cluster=create",), "embark-gp3")])
 def test_the_broker_s_disk_has_a_class_where_it_is_known(sets, name):
     files = files_of(*NATS, *sets)
     broker = objects(files, "nats.yaml")["StatefulSet", "clicks-nats"]
@@ -190,7 +190,7 @@ def test_kafka_s_topics_keep_records_and_its_secret_reaches_the_trainer():
 
 
 def test_the_cluster_s_scripts_may_write_where_versions_are_published():
-    files = files_of(*NATS, "place.infrastructure=true", "publish.to=s3://others/models")
+    files = files_of(*NATS, "place.cluster=create", "publish.to=s3://others/models")
     assert "arn:aws:s3:::others/models/*" in files["eks_cluster.yaml"]
     assert "--bucket others" in files["storage.sh"]
 
@@ -211,7 +211,7 @@ def test_what_cannot_be_deployed_is_refused(sets, field):
 
 
 def test_a_server_that_may_write_and_a_disk_nobody_makes_are_found():
-    sets = (*NATS, "place.infrastructure=true")
+    sets = (*NATS, "place.cluster=create")
     files = {path: text for path, text in files_of(*sets).items() if path.endswith((".yaml", ".sh"))}
     assert lint_texts(files) == []
     for code, path, old, new in (
@@ -222,7 +222,7 @@ def test_a_server_that_may_write_and_a_disk_nobody_makes_are_found():
         assert old in files[path]
         assert {one.code for one in lint_texts({**files, path: files[path].replace(old, new)})} == {code}
     files = {path: text for path, text in files_of(
-        *NATS, "place.machine=g2-standard-4", "place.infrastructure=true", "store.root=gs://bucket/runs",
+        *NATS, "place.machine=g2-standard-4", "place.cluster=create", "store.root=gs://bucket/runs",
         "publish.to=").items() if path.endswith((".yaml", ".sh"))}
     assert lint_texts(files) == []
     planted = files["gke_cluster.sh"].replace("roles/storage.objectViewer", "roles/storage.objectAdmin")

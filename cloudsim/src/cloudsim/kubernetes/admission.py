@@ -9,7 +9,7 @@ import kubernetes_validate
 from cloudsim.kubernetes.cluster import Cluster, Object
 from cloudsim.kubernetes.kinds import ObjectKind, Release, releases
 from cloudsim.state import Refusal
-from embark.kubernetes.objects import Objects, at, name_of
+from embark.kubernetes.objects import Objects, at, name_of, rows
 from embark.rehearse.workload import make_workload
 
 REHEARSED = ("Job", "JobSet", "TrainJob", "PyTorchJob")
@@ -19,6 +19,44 @@ IMMUTABLE = {
     "PersistentVolume": ("csi", "nfs"),
     "StorageClass": ("parameters", "provisioner"),
 }
+
+
+ENFORCE = "pod-security.kubernetes.io/enforce"
+
+
+def pod_refusal(cluster: Cluster, namespace: str, spec: Mapping[str, object]) -> str:
+    """Return why the API server creates no such pod: its service account, its priority or Pod Security."""
+    name, klass = str(spec.get("serviceAccountName") or "default"), spec.get("priorityClassName")
+    if name != "default" and cluster.find("ServiceAccount", name, namespace) is None:
+        return f'error looking up service account {namespace}/{name}: serviceaccount "{name}" not found'
+    if klass and cluster.find("PriorityClass", str(klass)) is None:
+        return f"no PriorityClass with name {klass} was found"
+    level = (at(cluster.find("Namespace", namespace), "metadata.labels") or {}).get(ENFORCE, "privileged")
+    for container in rows(spec, "containers"):
+        added = at(container, "securityContext.capabilities.add") or []
+        if level != "privileged" and added and added != ["NET_BIND_SERVICE"]:
+            return (f'violates PodSecurity "{level}:latest": non-default capabilities (container '
+                    f'"{container.get("name")}" must not include "{added[0]}" in securityContext.capabilities.add)')
+    return ""
+
+
+def admit(cluster: Cluster, thing: Object, origin: str, namespace: str) -> str:
+    """Answer a server-side dry run: check an object as if it were created, and keep nothing."""
+    kind, name = cluster.kind_of(thing, origin), name_of(thing)
+    if f"create {kind.plural}" in cluster.denied:
+        raise Refusal(f'Error from server (Forbidden): error when creating "{origin}": {kind.plural} is forbidden: '
+                      f'User "you" cannot create resource "{kind.plural}" in API group "{kind.group}" in the '
+                      f'namespace "{namespace}"')
+    if kind.is_namespaced and cluster.find("Namespace", namespace) is None:
+        raise Refusal(f'Error from server (NotFound): error when creating "{origin}": namespaces "{namespace}" not '
+                      "found")
+    check_schema(cluster, thing, kind, origin)
+    check_webhooks(cluster, thing, kind, origin)
+    refused = pod_refusal(cluster, namespace, thing.get("spec") or {}) if kind.key == "Pod" else ""
+    if refused:
+        raise Refusal(f'Error from server (Forbidden): error when creating "{origin}": pods "{name}" is forbidden: '
+                      f"{refused}")
+    return f"{kind.resource}/{name}"
 
 
 def apply(cluster: Cluster, thing: Object, origin: str, namespace: str = "", *, create: bool = False) -> str:

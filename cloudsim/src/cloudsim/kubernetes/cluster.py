@@ -80,6 +80,7 @@ class Cluster:
     runs: dict[ObjectKey, JobRun] = field(default_factory=dict)
     num_processes: int = 1  # Processes of each pod in the rehearsal that trains.
     num_steps: int = 4
+    denied: set[str] = field(default_factory=set)  # Rights that the user lacks, such as `create jobs.batch`.
     num_made: dict[str, int] = field(default_factory=dict)  # Nodes that a pool ever had; names are not reused.
 
     def __post_init__(self) -> None:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from cloudsim.kubernetes.admission import pod_refusal
 from cloudsim.kubernetes.cluster import Cluster, JobRun, Object, ObjectKey, Outcome
 from cloudsim.kubernetes.kubelet import path_trouble, start_trouble
 from cloudsim.kubernetes.programs import run_program
@@ -26,6 +27,10 @@ ENDS = {  # The conditions that a controller sets on success and on failure.
 
 def reconcile(cluster: Cluster) -> None:
     _bind_claims(cluster)
+    for queue in cluster.of_kind("LocalQueue"):
+        owner = cluster.find("ClusterQueue", str(at(queue, "spec.clusterQueue")))
+        queue["status"] = {"conditions": [_condition("Active", "Ready" if owner else "ClusterQueueDoesNotExist", "",
+                                                     status="True" if owner else "False")]}
     _collect_garbage(cluster)
     for key, job in list(cluster.objects.items()):
         if key[0] in PODS_KINDS and not _is_over(job) and job.get("spec", {}).get("suspend") is not True:
@@ -107,15 +112,8 @@ def _reconcile_server(cluster: Cluster, key: ObjectKey, deployment: Object) -> N
 def _create_pods(cluster: Cluster, key: ObjectKey, job: Object, run: JobRun) -> bool:
     pods = pods_of(cluster, job, key[0])
     for pod in pods:
-        name = str(pod.spec.get("serviceAccountName") or "default")
-        if name != "default" and cluster.find("ServiceAccount", name, key[1]) is None:
-            cluster.emit(job, "FailedCreate", f'Error creating: pods "{key[2]}-" is forbidden: error looking up '
-                         f'service account {key[1]}/{name}: serviceaccount "{name}" not found')
-            return False
-        klass = pod.spec.get("priorityClassName")
-        if klass and cluster.find("PriorityClass", str(klass)) is None:
-            cluster.emit(job, "FailedCreate", f'Error creating: pods "{key[2]}-" is forbidden: no PriorityClass with '
-                         f"name {klass} was found")
+        if refused := pod_refusal(cluster, key[1], pod.spec):
+            cluster.emit(job, "FailedCreate", f'Error creating: pods "{key[2]}-" is forbidden: {refused}')
             return False
     run.pods = pods
     for pod in pods:

@@ -8,7 +8,7 @@ import yaml
 
 from cloudsim.account import Account, AnsweredBy, Call
 from cloudsim.grammar import ParsedCommand, load_grammar
-from cloudsim.kubernetes.admission import apply, install, refuse_client_side, release_at
+from cloudsim.kubernetes.admission import admit, apply, install, refuse_client_side, release_at
 from cloudsim.kubernetes.cluster import Cluster, Object
 from cloudsim.kubernetes.json_path import find
 from cloudsim.kubernetes.kinds import ObjectKind
@@ -71,8 +71,23 @@ class Kubectl:
         return f"Kubernetes control plane is running: {self._cluster(command).name}\n"
 
     def _may(self, command: ParsedCommand, call: Call) -> str:
-        self._cluster(command)
+        words = " ".join(command.positionals["WORDS"])
+        if words in self._cluster(command).denied:
+            raise Refusal("", out="no\n")
         return "yes\n"
+
+    def _raw(self, cluster: Cluster, path: str) -> str:
+        """Answer the paths by which a client discovers the API."""
+        if path == "/version":
+            major, minor = cluster.version.split(".")[:2]
+            return json.dumps({"major": major, "minor": minor, "gitVersion": f"v{cluster.version}.0"})
+        version = path.removeprefix("/apis/").removeprefix("/api/")
+        group, _, number = version.rpartition("/")
+        found = [{"name": one.plural, "kind": one.kind, "namespaced": one.is_namespaced} for one in cluster.kinds()
+                 if one.group == group and number in one.versions]
+        if not found:
+            raise Refusal("Error from server (NotFound): the server could not find the requested resource")
+        return json.dumps({"kind": "APIResourceList", "groupVersion": version, "resources": found})
 
     def _top(self, command: ParsedCommand, call: Call) -> str:
         self._cluster(command)
@@ -115,6 +130,9 @@ class Kubectl:
     def _create(self, command: ParsedCommand, call: Call) -> str:
         cluster, space = self._cluster(command), command.text("--namespace", "default")
         words = command.path[1:]
+        if not words and command.text("--dry-run") == "server":
+            return "".join(f"{admit(cluster, thing, name, command.text('--namespace'))}\n"
+                           for name in command["--filename"] or [] for thing in _documents(call, name))
         if not words:
             return "".join(f"{apply(cluster, thing, name, command.text('--namespace'), create=True)}\n"
                            for name in command["--filename"] or [] for thing in _documents(call, name))
@@ -198,6 +216,8 @@ class Kubectl:
     def _get(self, command: ParsedCommand, call: Call) -> str:
         cluster = self._cluster(command)
         words = list(command.positionals["WORDS"])
+        if command["--raw"]:
+            return self._raw(cluster, command.text("--raw"))
         if command.path[0] == "events":
             words = ["events"]
         found = _find_objects(cluster, words, command)
@@ -370,6 +390,10 @@ def _find_objects(cluster: Cluster, words: list[str], command: ParsedCommand, *,
         raise Refusal("error: You must specify the type of resource to get.")
     if len(words) == 1 and "/" not in words[0]:
         kinds = [_find_kind(cluster, word) for word in words[0].split(",")]
+        for kind in kinds:
+            if f"list {kind.plural}" in cluster.denied:
+                raise Refusal(f'Error from server (Forbidden): {kind.plural} is forbidden: User "you" cannot list '
+                              f'resource "{kind.plural}" in API group "{kind.group}"')
         found = [one for kind in kinds for one in _all_objects(cluster, kind, space)]
         selector = command.text("--selector")
         fields = command.text("--field-selector")

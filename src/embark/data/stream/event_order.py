@@ -1,11 +1,13 @@
 """The order in which records are trained: by event time within a bound, with labels joined. It is a function of the
-records of each partition alone, and of no clock: two runs over the same records give the same rows."""
+records of each partition alone: two runs over the same records give the same rows. The clock only tells which times
+cannot be true: those of a day from now or later."""
 
 from __future__ import annotations
 
 import heapq
 import json
 import math
+import time
 from collections import Counter, deque
 from collections.abc import Sequence
 from copy import copy
@@ -23,6 +25,8 @@ from embark.formatting import to_one_line
 COUNTS = ("num_rows", "num_late", "num_unreadable", "num_labels", "num_labels_joined", "num_labels_unmatched",
           "num_without_label")
 MAX_REASONS = 100
+MAX_AHEAD_S = 86_400.0  # A record that claims a later time would make all records after it late.
+MAX_STATE_AHEAD_S = 365 * MAX_AHEAD_S  # What a state claims was compared with a clock that may have been set since.
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,8 @@ class OrderState:
             if found["watermark_s"] is None:
                 found["watermark_s"] = -math.inf
             state: OrderState = _adapter().validate_python(found)
+            if max([state.watermark_s, *state.newest_s.values()]) > time.time() + MAX_STATE_AHEAD_S:
+                raise ValueError("its newest event is more than a year ahead of this machine's clock")
             return state
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{where}: is not the state of a stream: {to_one_line(error)[:200]}",
@@ -112,6 +118,9 @@ class EventOrder:
         state.offsets[partition] = message.offset
         row = None if message.why else json_object(message.value)
         at = None if row is None else self._time_of(row, message)
+        if at is not None and at > time.time() + MAX_AHEAD_S:
+            state.counts["num_unreadable"] += 1
+            return f"its time in column {settings.time_column!r} is more than a day ahead of this machine's clock"
         if row is None or at is None or (settings.key and row.get(settings.key) is None):
             state.counts["num_unreadable"] += 1
             if row is None:

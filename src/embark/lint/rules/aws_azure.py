@@ -12,8 +12,7 @@ from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
 
-OLDEST_EKS = (1, 31)  # The oldest that EKS supports at all, as of 2026-11.
-DEFAULT_EKS = "1.34"
+_CREATE = {"eks": ("eksctl create cluster", "aws eks create-cluster"), "aks": ("az aks create",)}
 EFA = "vpc.amazonaws.com/efa"
 _NOT_WITH_EFA = {
     "FI_PROVIDER": "libfabric finds EFA by itself",
@@ -23,19 +22,55 @@ _NOT_WITH_EFA = {
 
 
 def old_eks(manifests: Manifests) -> Hits:
-    found: list[tuple[str, Span]] = []
+    yield from _refused(manifests, "eks")
+
+
+def old_aks(manifests: Manifests) -> Hits:
+    yield from _refused(manifests, "aks")
+
+
+def support_ends(manifests: Manifests) -> Hits:
+    for name, location in kubernetes_versions(manifests):
+        found = manifests.catalog.support.get(name)
+        if found and not found.is_refused(manifests.today) and (notice := found.notice(manifests.today)):
+            yield Hit(location, notice, _newest(manifests, name))
+
+
+def _refused(manifests: Manifests, product: str) -> Hits:
+    known = manifests.catalog.support
+    oldest = min(_number(name) for name in known if name.startswith(f"{product}-"))
+    for name, location in kubernetes_versions(manifests):
+        is_refused = known[name].is_refused(manifests.today) if name in known else _number(name) < oldest
+        if name.startswith(f"{product}-") and is_refused:
+            version = name.partition("-")[2]
+            yield Hit(location, f"{product.upper()} creates no cluster with Kubernetes {version} any more",
+                      _newest(manifests, name))
+
+
+def _newest(manifests: Manifests, name: str) -> str:
+    product = name.partition("-")[0]
+    newest = max((one for one in manifests.catalog.support if one.startswith(f"{product}-")), key=_number)
+    return f"version {newest.partition('-')[2]} or newer"
+
+
+def _number(name: str) -> tuple[int, ...]:
+    return tuple(map(int, name.partition("-")[2].split(".")))
+
+
+def kubernetes_versions(manifests: Manifests) -> Iterator[tuple[str, Span]]:
+    """Yield each version that a file creates a cluster with, as the catalog names it: `eks-1.35`."""
+    found: list[tuple[str, str, Span]] = []
     for command in manifests.commands:
-        if command.begins("eksctl create cluster") or command.begins("aws eks create-cluster"):
-            version = command.flag("--version", "--kubernetes-version")
-            found += [(version, command.value_location("--version", "--kubernetes-version"))] if version else []
+        for product, words in _CREATE.items():
+            version = command.flag("--version", "--kubernetes-version", "-k") if any(map(command.begins, words)) else ""
+            if version:
+                found.append((product, version, command.value_location("--version", "--kubernetes-version", "-k")))
     for document in manifests.of_kind("ClusterConfig"):
         node = document.at("metadata.version")
-        found += [(node.text, node.location)] if node else []
-    for version, location in found:
-        match = re.fullmatch(r"(\d+)\.(\d+)", version)
-        if match and (int(match[1]), int(match[2])) < OLDEST_EKS:
-            yield Hit(location, f"Kubernetes {version} left EKS's extended support",
-                      f'version "{DEFAULT_EKS}" or newer')
+        found += [("eks", node.text, node.location)] if node else []
+    for product, version, location in found:
+        if match := re.match(r"\d+\.\d+", version):
+            yield f"{product}-{match[0]}", location
 
 
 def device_plugin_moved(command: Command) -> Hits:

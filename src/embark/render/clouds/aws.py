@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from embark.catalog import load_catalog
+from embark.errors import ExitCode
 from embark.render.folder import File
 from embark.render.job import Bucket, Job, Location
 from embark.render.shell_text import Shell, Step, Words, job_text, render_template, script_file, variable
@@ -144,8 +146,14 @@ def start_words(job: Job, location: Location) -> Words:
         Shell('"ResourceType=instance,Tags=[{Key=Name,Value=$NAME-$1},{Key=embark-run,Value=$NAME},'
               '{Key=embark-rank,Value=$1}]"'),
     ]
-    if job.num_nodes > 1:
+    if job.has_reservation:  # which decides where its machines stand: no placement group
+        words += ["--capacity-reservation-specification",
+                  f"CapacityReservationTarget={{CapacityReservationId={job.place.reservation}}}",
+                  "--placement", Shell('"AvailabilityZone=$ZONE"')]
+    elif job.num_nodes > 1:
         words += ["--placement", Shell('"GroupName=embark-$NAME,AvailabilityZone=$ZONE"')]
+    if job.capacity == "block":
+        words += ["--instance-market-options", "MarketType=capacity-block"]
     if job.is_spot:
         words += ["--instance-market-options",
                   "MarketType=spot,SpotOptions={SpotInstanceType=one-time,InstanceInterruptionBehavior=terminate}"]
@@ -174,11 +182,15 @@ def end_words() -> Words:
 
 def render_eks(job: Job) -> list[File]:
     """Write `eks_cluster.yaml` for eksctl, and `eks_cluster.sh` that runs it and what comes after."""
+    zone = job.location.zone
+    values = {"second_zone": f"{zone[:-1]}{'b' if zone.endswith('a') else 'a'}", "exit_codes": ExitCode,
+              "version": load_catalog().rendered_version("eks")}
     return [
         File("eks_cluster.yaml", job_text("aws/eks_cluster.yaml.j2", job, statements=bucket_statements(job),
-                                          server_statements=path_statements([job.versions] if job.versions else []))),
+                                          server_statements=path_statements([job.versions] if job.versions else []),
+                                          **values)),
         File("eks_objects.yaml", job_text("aws/eks_objects.yaml.j2", job, about=ABOUT_OBJECTS)),
-        script_file("eks_cluster.sh", "aws/cluster.sh.j2", job),
+        script_file("eks_cluster.sh", "aws/cluster.sh.j2", job, **values),
     ]
 
 

@@ -73,6 +73,8 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
     ]
     if _has_set(job):
         words += ["--availability-set", job.name, "--ppg", job.name]
+    if job.has_reservation:
+        words += ["--capacity-reservation-group", job.place.reservation, "--zone", job.location.zone]
     if job.is_spot:
         words += ["--priority", "Spot", "--eviction-policy", "Delete", "--max-price=-1"]
     return tuple(words)
@@ -118,7 +120,7 @@ def end_words() -> Words:
 
 
 def _has_set(job: Job) -> bool:
-    return job.num_nodes > 1 and not job.is_spot
+    return job.num_nodes > 1 and not job.is_spot and not job.has_reservation
 
 
 def render_aks(job: Job) -> list[File]:
@@ -134,6 +136,7 @@ def render_aks(job: Job) -> list[File]:
     files = [File(name, job_text(f"azure/{name}.j2", job, **values)) for name in templates]
     files.insert(1, script_file("aks_cluster.sh", "azure/cluster.sh.j2", job, pool=pool_name(job),
                                 registry=acr_name(job.image),
+                                has_group=job.num_nodes > 1 and not job.has_reservation,
                                 network_operator_version=NETWORK_OPERATOR_VERSION,
                                 gpu_operator_version=GPU_OPERATOR_VERSION, os_disk_gib=os_disk_gib(job),
                                 is_lustre=is_lustre(job), lustre_driver_version=LUSTRE_DRIVER_VERSION,

@@ -5,16 +5,16 @@ from functools import partial
 from typing import Any
 
 from embark.errors import ExitCode
-from embark.kubernetes.names import IDENTITY_ANNOTATIONS, object_label
+from embark.kubernetes.names import IDENTITY_ANNOTATIONS
 from embark.kubernetes.objects import split_quantity
 from embark.render.command import SPEC_PATH, WAIT_S, indexed_command, plain_command, ranks_words
 from embark.render.folder import File
 from embark.render.image import RAY_VERSION
-from embark.render.job import EXITS, PORT, Job
+from embark.render.job import EXITS, MAX_FLEX_H, PORT, Job
 from embark.render.monitoring import price_text
 from embark.render.pod import CONTAINER, config_data, pod_values, resources
 from embark.render.shell_text import job_text, python_text, script_file
-from embark.render.volumes import needs_copy
+from embark.render.volumes import needs_copy, volume_text
 from embark.render.yaml_text import note, plain
 
 MANIFESTS = {
@@ -28,6 +28,7 @@ MANIFESTS = {
 CONTAINERS = {"job": CONTAINER, "jobset": CONTAINER, "trainjob": "node", "pytorchjob": "pytorch", "ray": "ray-worker"}
 """Trainer 2 gives its variables to a container `node`; the training operator's webhook takes `pytorch` only."""
 KEPT_S = 86_400
+START_LIMIT_S = (1800, 86_400)  # Seconds until all pods must run: as a rule, and where capacity is waited for.
 RETRIES_PER_NODE = 3
 FAILURES_PER_NODE = 10
 BESIDE = {"cpu": 1, "memory": 4}  # Processors and GiB on each node for a fabric's daemon.
@@ -65,11 +66,11 @@ def render_ray(job: Job) -> list[File]:
 
 
 def render_kueue(job: Job) -> list[File]:
-    """Write the queue, if the spec names one."""
-    if not job.place.queue:
+    """Write the queue, if the spec names one that does not exist."""
+    if not job.place.queue or job.place.is_existing:
         return []
-    flavor = f"{object_label(job.machine.name)}{'-spot' if job.is_spot else ''}"
-    return [File("kueue.yaml", job_text("kubernetes/kueue.yaml.j2", job, flavor=flavor, quota=_quota(job),
+    return [File("kueue.yaml", job_text("kubernetes/kueue.yaml.j2", job, flavor=job.location.pool, quota=_quota(job),
+                                        max_run_s=round(3600 * (job.place.max_hours or MAX_FLEX_H)),
                                         **pod_values(job)))]
 
 
@@ -85,10 +86,11 @@ def render_launch_script(job: Job) -> list[File]:
               "and quota, creates what is missing, submits the job and follows it. Safe to repeat: what exists stays. "
               "--dry-run prints every command that would change something, and runs none.",
         container=CONTAINER,
-        cost=f"{price_text(job)} The cluster and storage are extra.", manifest=manifest, kind=kind,
+        cost=" ".join(filter(None, (price_text(job), volume_text(job), "The cluster and buckets are extra."))),
+        manifest=manifest, kind=kind,
         has_registry="/" in job.image and not job.image.startswith(PLACEHOLDER_REGISTRY),
         cluster_script=CLUSTER_SCRIPTS[job.cloud], fault_code=int(ExitCode.FAULT),
-        needs_copy=needs_copy(job))]
+        needs_copy=needs_copy(job), start_limit_s=START_LIMIT_S[job.capacity == "flex-start"])]
 
 
 def _values(job: Job, target: str) -> dict[str, Any]:

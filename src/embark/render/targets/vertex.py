@@ -33,7 +33,7 @@ def custom_job_spec(job: Job) -> dict[str, Any]:
     """Return a CustomJobSpec as `gcloud ai custom-jobs create --config` reads it."""
     pools = worker_pools(job)
     scheduling: dict[str, Any] = {
-        "strategy": "SPOT" if job.is_spot else "STANDARD",
+        "strategy": {"spot": "SPOT", "flex-start": "FLEX_START"}.get(job.capacity, "STANDARD"),
         "restartJobOnWorkerRestart": note(True, "all machines start again together, from the last checkpoint"),
     }
     if job.place.max_hours is not None:

@@ -2,12 +2,15 @@
 
 import json
 import random
+import time
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from embark.data.stream.event_order import EventOrder, OrderSettings, OrderState
 from embark.data.stream.records import Message
+from embark.errors import DataError
 from embark.features.values import event_time_s
 
 PLAIN = OrderSettings("label", "t", bound_s=5)
@@ -61,6 +64,22 @@ def test_a_row_is_late_only_beyond_the_bound() -> None:
     rows, state = _follow(PLAIN, {"": _messages([{"t": at} for at in times])})
     assert [row["t"] for row in rows] == [100, 105, 106, 110]
     assert state.counts["num_late"] == 1
+
+
+def test_a_record_from_the_future_makes_no_other_late() -> None:
+    rows = [{"t": 100, "n": 0}, {"t": "2100-01-01T00:00:00Z", "n": 1}, {"t": time.time() + 2 * 86_400, "n": 2},
+            *({"t": 100 + n, "n": n} for n in range(3, 20))]
+    found, state = _follow(PLAIN, {"a": _messages(rows)})
+    assert [row["n"] for row in found] == [0, *range(3, 15)]
+    assert state.counts["num_late"] == 0
+    assert state.counts["num_unreadable"] == 2
+
+
+def test_a_state_from_the_future_is_refused() -> None:
+    state = _follow(PLAIN, {"a": _messages([{"t": 100}])})[1]
+    text = state.to_json().replace('"a": 100.0', f'"a": {time.time() + 2 * 365 * 86_400}')
+    with pytest.raises(DataError, match="more than a year ahead"):
+        OrderState.from_json(text)
 
 
 def test_records_without_a_time_are_trained_as_they_come() -> None:

@@ -4,13 +4,14 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
+from embark.kubernetes.contract import CONTRACT, Forbidden
 from embark.kubernetes.objects import OPERATOR_VERSIONS
 from embark.launch.http import API_RETRY, Unavailable, retry_api
 from embark.launch.shell import CommandResult, Notify, Shell
@@ -57,7 +58,7 @@ class Cluster:
     def fix(self, kind: ErrorKind, err: str = "") -> str:
         logins: dict[str, str] = _TABLE["logins"]
         login = logins.get(self.cloud, "")
-        install = next((how for name, how in _TABLE["installs"].items() if name in err.lower()), "")
+        install = next((how for name, how in CONTRACT["installs"].items() if name in err.lower()), "")
         fix: str = _TABLE["errors"].get(kind, {}).get("fix", "")
         return fix.format(
             kubectl=self.line(), namespace=self.namespace,
@@ -88,6 +89,26 @@ class Kubectl:
                                                              in_namespace=not everywhere)))
         found = _object(done.out)
         return [] if found is None else list(found.get("items", ()))
+
+    def raw(self, path: str) -> dict[str, Any] | None:
+        """Return the answer of the API at a path; None if there is nothing."""
+        done = self._call(lambda: self._shell.ask(self.words("get", f"--raw={path}", in_namespace=False)),
+                          fine=("not found", "no such kind"))
+        return _object(done.out)
+
+    def may(self, verb: str, resource: str) -> bool:
+        """Return whether the user has a right, by a SelfSubjectAccessReview."""
+        done = self._call(lambda: self._shell.ask(self.words("auth", "can-i", verb, resource)), fine=("other",))
+        return done.out.strip() == "yes"
+
+    def refusal(self, thing: Mapping[str, Any]) -> str:
+        """Return why the API server would not create an object; empty if it would. A dry run stores nothing."""
+        words = self.words("create", "--dry-run=server", "--output=name", "--filename=-")
+        done = self._call(lambda: self._shell.ask(words, stdin=json.dumps(thing)),
+                          fine=("other", "not found", "forbidden"))
+        if "cannot create resource" in done.err:  # a right of the user's, and no policy
+            raise self.cluster.error(done)
+        return "" if done.is_ok else _last_line(done)
 
     def has(self, kind: str, name: str) -> bool:
         """Return whether there is such an object; on a dry run, everything is taken to exist."""
@@ -127,10 +148,6 @@ class Kubectl:
             return done
 
         return retry_api(checked, self._retry, self._notify, name=self.cluster.title, fix=self.cluster.fix("away"))
-
-
-class Forbidden(UserError):
-    """The user lacks a permission."""
 
 
 class NoSuchKind(UserError):

@@ -61,6 +61,11 @@ class KubernetesServer(Kubernetes):
                 raise UserError(f"the namespace {namespace} has no Secret {secret}", fix=(
                     (f"kubectl create namespace {namespace}; " if is_new else "") + 'TOKEN="$(openssl rand -hex 32)"; '
                     f"kubectl create secret generic {secret} --namespace {namespace} {options}"))
+        account = spec.serve.service_account
+        if spec.place.is_existing and not self._has(handle, "serviceaccounts", account, otherwise=True):
+            raise UserError(f"the namespace {namespace} has no service account {account}, as which the servers read",
+                            fix=f"kubectl create serviceaccount {account} --namespace={namespace}, or set "
+                                "serve.service_account")
         if spec.serve.autoscaler == "adapter" and not self._has(handle, "apiservices", CUSTOM_METRICS, otherwise=True):
             raise UserError('serve.autoscaler = "adapter": the cluster serves no custom metrics',
                             fix='"hpa" goes by CPU alone; or install an adapter, such as prometheus-adapter')
@@ -135,9 +140,11 @@ class KubernetesServer(Kubernetes):
 
     def _remains(self, handle: RunHandle) -> tuple[Resource, ...]:
         cluster, namespace = self._cluster(handle), handle.where["namespace"]
+        model = Resource(f"the exported model in {handle.run_uri}", "remains until you delete it")
+        if handle.where.get("is_existing"):
+            return (model,)
         return (Resource(f"namespace {namespace} with its service account {handle.where['service_account']}",
-                         cluster.line("delete", "namespace", namespace) + ", if nothing else is in it"),
-                Resource(f"the exported model in {handle.run_uri}", "remains until you delete it"))
+                         cluster.line("delete", "namespace", namespace) + ", if nothing else is in it"), model)
 
     def _pods(self, handle: RunHandle) -> list[PodStatus]:
         (label, value), = SERVER.items()

@@ -1,0 +1,203 @@
+"""A cluster that someone else made: `embark doctor --cloud` names what it lacks, and a run trains in it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from integration.account.existing_cluster import GPUS, IDENTITY, OTHERS, AccountShell, existing_cluster, give, ok
+
+from embark.cli.console import Console
+from embark.cli.doctor import _show
+from embark.doctor.cluster import check_cluster
+from embark.doctor.host import Check
+from embark.errors import UserError
+from embark.kubernetes.contract import ITEMS
+from embark.launch.backend import LaunchRequest
+from embark.launch.backends.kubernetes.backend import Kubernetes
+from embark.spec import RunSpec, load_spec
+
+SETTINGS = [
+    "name=ads", "train.batch_size=16384", "place.cluster=existing", "place.nodes=2", "place.namespace=ads",
+    "place.service_account=trainer", "place.image=ghcr.io/team/embark:1", "place.pull_secret=ghcr", "place.queue=ads",
+    'place.node_selector=["gpu.nvidia.com/class=H100"]', 'place.tolerations=["team=ads:NoSchedule"]',
+    "store.root=s3://ads/runs", "place.cloud=aws", f"place.identity={IDENTITY}", "place.claim=shared",
+    'place.resources=["rdma/ib=8", "cpu=96", "memory=900Gi"]', "place.machine=8xH100",
+]
+STREAM = ["place.target=follow", "place.nodes=1", "stream.source=nats", 'stream.topics=["shown"]', "train.decay=none",
+          "publish.to=s3://ads/models", "place.queue=", "place.claim=", "train.num_steps=0"]
+"""A trainer that follows a stream, whose broker has a volume."""
+
+
+def spec_of(*settings: str) -> RunSpec:
+    return load_spec("quickstart", [*SETTINGS, *settings])
+
+
+def drop(kind: str, name: str, namespace: str = "ads") -> Callable[[AccountShell], None]:
+    return lambda shell: ok(shell.ask(["kubectl", "delete", kind, name, f"--namespace={namespace}"]))
+
+
+def pool(**changes: object) -> Callable[[AccountShell], None]:
+    def change(shell: AccountShell) -> None:
+        shell.account.cluster().pools["h100"] = replace(GPUS, **changes)
+
+    return change
+
+
+def without(resource: str) -> Callable[[AccountShell], None]:
+    return pool(allocatable={name: amount for name, amount in GPUS.allocatable.items() if name != resource})
+
+
+def set_on_cluster(**values: object) -> Callable[[AccountShell], None]:
+    def change(shell: AccountShell) -> None:
+        for name, value in values.items():
+            setattr(shell.account.cluster(), name, value)
+
+    return change
+
+
+def leave(shell: AccountShell) -> None:
+    shell.account.context = ""
+
+
+def enforce(shell: AccountShell) -> None:
+    give(shell, {"apiVersion": "v1", "kind": "Namespace", "metadata": {
+        "name": "ads", "labels": {"pod-security.kubernetes.io/enforce": "baseline"}}})
+
+
+def annotate(shell: AccountShell) -> None:
+    ok(shell.ask(["kubectl", "annotate", "serviceaccount", "trainer", "--namespace=ads", "--overwrite",
+                  "eks.amazonaws.com/role-arn=arn:aws:iam::123456789012:role/other"]))
+
+
+LACKS: dict[str, tuple[Callable[[AccountShell], None], list[str], str, str]] = {
+    "cluster": (leave, [], "no such cluster", "update-kubeconfig"),
+    "version": (set_on_cluster(version="1.28"), [], "1.28", "upgrade to 1.31"),
+    "kinds": (lambda shell: None, ["place.target=jobset"], "JobSet", "jobset/releases/download"),
+    "namespace": (drop("namespace", "ads"), [], "no namespace ads", "kubectl create namespace ads"),
+    "rights": (set_on_cluster(denied={"create jobs.batch", "get pods/log"}), [],
+               "you may not create jobs.batch, get pods/log", "kubectl create role embark --namespace=ads"),
+    "account": (drop("serviceaccount", "trainer"), [], "no service account trainer",
+                "kubectl create serviceaccount trainer --namespace=ads"),
+    "identity": (annotate, [], "role/other", f"eks.amazonaws.com/role-arn={IDENTITY}"),
+    "registry": (drop("secret", "ghcr"), [], "no secret ghcr", "--docker-server=ghcr.io"),
+    "queue": (drop("localqueue", "ads"), [], "LocalQueue ads is not there", "kubectl get localqueues"),
+    "claim": (drop("pvc", "shared"), [], "no claim shared", "kubectl describe persistentvolumeclaim shared"),
+    "storage_class": (drop("storageclass", "fast"), STREAM, "no class is the default", "place.storage_class"),
+    "labels": (pool(labels={}), [], "0 of 2 ready nodes with gpu.nvidia.com/class=H100", "place.node_selector"),
+    "taints": (pool(taints=({"key": "dedicated", "value": "nlp", "effect": "NoSchedule"},)), [],
+               "not tolerated: dedicated=nlp:NoSchedule", 'place.tolerations = ["dedicated=nlp:NoSchedule"]'),
+    "devices": (without("nvidia.com/gpu"), [], "nodes have 0", "gpu-operator"),
+    "fabric": (without("rdma/ib"), [], "8 of rdma/ib", "device plugin of rdma/ib"),
+    "room": (pool(allocatable={**GPUS.allocatable, "cpu": "64"}), [], "96 of cpu", '"cpu=64"'),
+    "admission": (enforce, [], 'violates PodSecurity "baseline:latest"', "kubectl describe namespace ads"),
+}
+"""What is taken from the cluster for each item, the run that notices, and what is said of it."""
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[AccountShell]:
+    made = existing_cluster(tmp_path)
+    yield made
+    made.account.close()
+
+
+def verdicts(checks: list[Check]) -> dict[str, str]:
+    return {one.name.replace(" ", "_"): one.verdict for one in checks}
+
+
+def test_a_cluster_that_fulfils_the_contract_is_ready(shell: AccountShell):
+    found = verdicts([*check_cluster(spec_of(), shell), *check_cluster(spec_of(*STREAM), shell)])
+    assert found == dict.fromkeys(ITEMS, "ok")
+
+
+@pytest.mark.parametrize("item", ITEMS)
+def test_each_item_that_a_cluster_lacks_is_named(shell: AccountShell, item: str):
+    change, settings, said, fix = LACKS[item]
+    change(shell)
+    found = list(check_cluster(spec_of(*settings), shell))
+    first = next(one for one in found if one.verdict == "wrong")
+    assert first.name.replace(" ", "_") == item
+    assert said in first.found
+    assert fix in first.fix
+    assert _show(Console(quiet=True), found, "the cluster") == 1
+
+
+def test_the_check_changes_nothing_in_the_cluster(shell: AccountShell):
+    cluster = shell.account.cluster()
+    before, num_records = copy.deepcopy(cluster.objects), len(shell.account.records)
+    list(check_cluster(spec_of(), shell))
+    asked = [record.words for record in shell.account.records[num_records:]]
+    assert cluster.objects == before
+    assert not shell.changes
+    assert {words[0] if "--dry-run=server" not in words else "dry run" for words in asked} == {"get", "auth", "dry run"}
+
+
+@pytest.mark.parametrize("right", ["list nodes", "create pods"])
+def test_what_the_user_may_not_read_is_a_warning(shell: AccountShell, right: str):
+    shell.account.cluster().denied = {right}
+    found = verdicts(list(check_cluster(spec_of(), shell)))
+    assert found["labels" if "nodes" in right else "admission"] == "warning"
+    assert "wrong" not in found.values()
+
+
+@pytest.mark.parametrize("state", ["not ready", "too few"])
+def test_nodes_that_cannot_take_the_pods_do_not_count(shell: AccountShell, state: str):
+    cluster = shell.account.cluster()
+    gpus = [node for node in cluster.nodes if node.pool == "h100"]
+    if state == "too few":
+        cluster.nodes.remove(gpus[0])
+    else:
+        gpus[0].ready_at = cluster.clock.now + 3600
+    found = {one.name: one for one in check_cluster(spec_of(), shell)}
+    assert found["labels"].verdict == "wrong"
+    assert "1 of 2 ready nodes" in found["labels"].found
+
+
+def test_a_server_needs_room_on_nodes_without_accelerators(shell: AccountShell):
+    server = ["place.target=serve", "place.nodes=1", "place.queue=", "place.claim=", "place.resources=[]",
+              "place.tolerations=[]", "place.node_selector=[]"]
+    assert "wrong" not in verdicts(list(check_cluster(spec_of(*server), shell))).values()
+    shell.account.cluster().pools["cpu"] = replace(OTHERS, allocatable={"cpu": "1", "memory": "2Gi"})
+    found = {one.name: one for one in check_cluster(spec_of(*server), shell)}
+    assert found["room"].verdict == "wrong"
+
+
+def launch(shell: AccountShell, spec: RunSpec) -> Kubernetes:
+    backend = Kubernetes(shell, notify=lambda _: None)
+    request = LaunchRequest(spec, backend.handle_of(spec))
+    backend.check(request)
+    backend.submit(request)
+    return backend
+
+
+def test_a_launch_creates_no_namespace_and_no_account(shell: AccountShell):
+    spec, cluster = spec_of("place.claim="), shell.account.cluster()
+    before = set(cluster.objects)
+    backend = launch(shell, spec)
+    kinds = {key[0] for key in set(cluster.objects) - before}
+    assert kinds == {"ConfigMap", "Service", "Job", "Pod"}
+    done = backend.cancel(backend.handle_of(spec))
+    assert set(cluster.objects) == before
+    assert [one.what for one in done.remains] == ["checkpoints and events in s3://ads/runs/ads"]
+
+
+@pytest.mark.parametrize(("kind", "name"), [("namespace", "ads"), ("pvc", "shared"), ("localqueue", "ads")])
+def test_a_launch_into_a_cluster_that_lacks_something_is_refused(shell: AccountShell, kind: str, name: str):
+    drop(kind, name)(shell)
+    before = dict(shell.account.cluster().objects)
+    with pytest.raises(UserError) as refused:
+        launch(shell, spec_of(*([] if kind != "namespace" else ["place.queue=", "place.claim="])))
+    assert "embark doctor --cloud SPEC" in refused.value.fix
+    assert shell.account.cluster().objects == before
+
+
+@pytest.mark.slow
+def test_a_run_trains_in_the_cluster(shell: AccountShell):
+    spec = spec_of("place.claim=")
+    backend = launch(shell, spec)
+    ok(shell.ask(["kubectl", "wait", "job/ads", "--namespace=ads", "--for=condition=Complete", "--timeout=1h"]))
+    assert backend.status(backend.handle_of(spec)).state == "succeeded"
