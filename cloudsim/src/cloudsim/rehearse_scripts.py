@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
-from cloudsim.account import Record
+from cloudsim.headline import find_headline
 from cloudsim.session import AccountSession
 from cloudsim.state import load_facts
 from embark.catalog import load_catalog
@@ -80,7 +80,7 @@ def make_steps(job: Job) -> list[Step]:
         steps += [Step("train", (f"{script} --yes",)), Step("train again: what exists stays", (f"{script} --yes",)),
                   Step("clean", (f"{script} clean --yes",)), Step("destroy", (f"{script} destroy --yes",))]
     else:
-        steps += [Step(word, (f"{script} {word}",)) for word in ("up", "status", "down")]
+        steps += [Step(word, (f"{script} {word} --yes",)) for word in ("up", "status", "down")]
     ends = [line for line in raw["end"] if ("{bucket}" not in line or store) and ("{repository}" not in line or found)]
     return [*steps, Step("delete bucket and registry", tuple(line.format(**values) for line in ends))]
 
@@ -88,15 +88,13 @@ def make_steps(job: Job) -> list[Step]:
 def _run(session: AccountSession, step: Step, folder: Path) -> StepResult:
     before = len(session.report().records)
     done = session.bash("\n".join(step.commands), folder)
-    records = session.report().records[before:]
+    report = session.report()
+    records = report.records[before:]
     if done.returncode == 0:
         return StepResult(step.title, True, len(records), done.stdout)
-    refused = [one for one in records if one.code != 0]
-    last: Record | None = refused[-1] if refused else None
-    said = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "")
-    if last is None:
-        return StepResult(step.title, False, len(records), done.stdout, error=said)
-    return StepResult(step.title, False, len(records), done.stdout, " ".join((last.program, *last.words)), last.error)
+    error, last = find_headline(done.stdout, records, report.causes)
+    command = "" if last is None else " ".join((last.program, *last.words))
+    return StepResult(step.title, False, len(records), done.stdout, command, error)
 
 
 def _job(spec: str, settings: Sequence[str]) -> tuple[Job, list[str]]:

@@ -81,4 +81,4 @@ class AccountSession:
         records: Sequence[Mapping[str, object]] = raw["records"]
         return AccountReport(raw["cloud"], tuple(Record(**{**one, "words": tuple(one["words"])})  # type: ignore[arg-type]
                                                  for one in records),
-                             tuple(raw["paid"]), tuple(raw["not_modelled"]), raw["elapsed_s"])
+                             tuple(raw["paid"]), tuple(raw["not_modelled"]), raw["elapsed_s"], tuple(raw["causes"]))

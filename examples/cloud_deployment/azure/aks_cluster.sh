@@ -14,6 +14,18 @@ ZONE=${ZONE:-1}
 IDENTITY=${IDENTITY:-embark-train}
 STORAGE_ACCOUNT=${STORAGE_ACCOUNT:-embarkexample}
 DRY_RUN=${DRY_RUN:-0}
+YES=${YES:-0}
+KEEP=${KEEP:-0}
+for word in "$@"; do
+  shift
+  case $word in
+    --dry-run) DRY_RUN=1 ;;
+    --yes) YES=1 ;;
+    --keep) KEEP=1 ;;
+    *) set -- "$@" "$word" ;;
+  esac
+done
+export DRY_RUN YES
 
 # Prints a command, and runs it unless DRY_RUN is 1.
 run() {
@@ -24,6 +36,43 @@ run() {
   "$@"
 }
 
+# Asks a question unless --yes or --dry-run is given, or another one was answered with yes.
+confirm() {
+  local answer=
+  if [ "$YES" = 1 ] || [ "$DRY_RUN" = 1 ]; then return 0; fi
+  read -r -p "$1 [y/N] " answer || true
+  case $answer in
+    y | Y | yes) YES=1 ;;
+    *)
+      printf 'nothing was changed; --yes answers yes\n' >&2
+      exit 130
+      ;;
+  esac
+}
+
+# Shows what machines cost, always, and asks whether to start them.
+pay() {
+  printf '%s\n' "$1" >&2
+  confirm 'Continue?'
+}
+
+# Ends the script. A login that has expired looks like many other failures, so it is checked then.
+finish() {
+  local code=$?
+  trap - EXIT
+  case $code in 0 | 64 | 130) exit "$code" ;; esac
+  if [ "$DRY_RUN" = 0 ] && ! logged_in; then
+    printf 'You are not logged in to %s, or the login has expired: %s, then run this again.\n' azure 'az login' >&2
+    exit 64
+  fi
+  exit "$code"
+}
+
+logged_in() {
+  az account get-access-token --query expiresOn >/dev/null 2>&1
+}
+
+trap finish EXIT
 cd "$(dirname "$0")"
 # Asks az for one value, and stops where there is none. A dry run has only a name for it.
 value() {
@@ -68,6 +117,7 @@ up() {
       --intent-vm-sizes Standard_ND96asr_v4
   fi
   if ! az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" >/dev/null 2>&1; then
+    pay 'The cluster: 0.38 USD an hour until it is deleted.'
     # Without --kubernetes-version it is AKS's default, which is always in support.
     run az aks create \
       --resource-group "$RESOURCE_GROUP" \
@@ -153,6 +203,7 @@ up() {
 
 # The GPU machines.
 machines() {
+  pay '2 x Standard_ND96asr_v4 on demand in eastus: 54.39 USD an hour by the catalog (2026-08-22).'
   # A pool of its own: GPU machines in the system pool run the cluster's own pods and cannot scale to zero.
   local count ppg
   count="$(az aks nodepool show --resource-group "$RESOURCE_GROUP" --cluster-name "$CLUSTER" --name gpu \
@@ -210,6 +261,8 @@ delete() {
   if [ "$DRY_RUN" = 1 ] || az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" >/dev/null 2>&1; then
     run az aks delete --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --yes
   fi
+  # Other clusters of the region may use it.
+  printf 'The monitor workspace of the region stays: az resource list --resource-type Microsoft.Monitor/accounts\n' >&2
 }
 
 set -- "${1:-up}"
@@ -217,7 +270,7 @@ set -- "${1:-up}"
 case ${1:-} in
   up | machines | stop | delete) "$@" ;;
   *)
-    printf 'usage: %s %s\n' "$0" '[up | machines | stop | delete]' >&2
+    printf 'usage: %s [--dry-run] [--yes] %s\n' "$0" '[up | machines | stop | delete]' >&2
     exit 64
     ;;
 esac

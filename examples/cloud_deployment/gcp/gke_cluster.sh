@@ -12,6 +12,18 @@ REGION=${REGION:-us-central1}
 ZONE=${ZONE:-us-central1-a}
 
 DRY_RUN=${DRY_RUN:-0}
+YES=${YES:-0}
+KEEP=${KEEP:-0}
+for word in "$@"; do
+  shift
+  case $word in
+    --dry-run) DRY_RUN=1 ;;
+    --yes) YES=1 ;;
+    --keep) KEEP=1 ;;
+    *) set -- "$@" "$word" ;;
+  esac
+done
+export DRY_RUN YES
 
 # Prints a command, and runs it unless DRY_RUN is 1.
 run() {
@@ -22,6 +34,43 @@ run() {
   "$@"
 }
 
+# Asks a question unless --yes or --dry-run is given, or another one was answered with yes.
+confirm() {
+  local answer=
+  if [ "$YES" = 1 ] || [ "$DRY_RUN" = 1 ]; then return 0; fi
+  read -r -p "$1 [y/N] " answer || true
+  case $answer in
+    y | Y | yes) YES=1 ;;
+    *)
+      printf 'nothing was changed; --yes answers yes\n' >&2
+      exit 130
+      ;;
+  esac
+}
+
+# Shows what machines cost, always, and asks whether to start them.
+pay() {
+  printf '%s\n' "$1" >&2
+  confirm 'Continue?'
+}
+
+# Ends the script. A login that has expired looks like many other failures, so it is checked then.
+finish() {
+  local code=$?
+  trap - EXIT
+  case $code in 0 | 64 | 130) exit "$code" ;; esac
+  if [ "$DRY_RUN" = 0 ] && ! logged_in; then
+    printf 'You are not logged in to %s, or the login has expired: %s, then run this again.\n' gcp 'gcloud auth login' >&2
+    exit 64
+  fi
+  exit "$code"
+}
+
+logged_in() {
+  gcloud auth print-access-token >/dev/null 2>&1
+}
+
+trap finish EXIT
 cd "$(dirname "$0")"
 # Whether a resource exists, by the words of its `describe` command; with DRY_RUN=1 none does.
 exists() {
@@ -32,6 +81,7 @@ exists() {
 up() {
   run gcloud services enable container.googleapis.com artifactregistry.googleapis.com iam.googleapis.com --project="$PROJECT"
   if ! exists container clusters describe "$CLUSTER" --location="$REGION"; then
+    pay 'The cluster: 0.37 USD an hour until it is deleted.'
     # One zone: each zone of a regional pool would have the full node count.
     run gcloud container clusters create "$CLUSTER" \
       --location="$REGION" \
@@ -78,6 +128,7 @@ roles() {
 
 # Adds the GPU machines' node pool. The autoscaler starts them when the job's pods wait for them.
 machines() {
+  pay '2 x a2-highgpu-8g on demand in us-central1: 58.77 USD an hour by the catalog (2026-08-22).'
   if ! exists container node-pools describe a2-highgpu-8g --cluster="$CLUSTER" --location="$REGION"; then
     run gcloud container node-pools create a2-highgpu-8g \
       --cluster="$CLUSTER" \
@@ -127,7 +178,7 @@ if [ "$#" = 0 ]; then set -- up; fi
 case ${1:-} in
   up | machines | stop | delete) "$@" ;;
   *)
-    printf 'usage: %s %s\n' "$0" '[up | machines | stop | delete]' >&2
+    printf 'usage: %s [--dry-run] [--yes] %s\n' "$0" '[up | machines | stop | delete]' >&2
     exit 64
     ;;
 esac

@@ -414,10 +414,10 @@ def describe_machine(catalog: Catalog, name: str, cloud: AnyCloud = "") -> Machi
                 and gpu.name.lower() == described["gpu"].lower()), None)
     if described is None or gpu is None:
         return None
-    num_gpus, link = int(described[1]), "nvlink" if gpu.nvlink_gbyte_per_s else "pcie"
+    num_gpus = int(described[1])
     return Machine(
         name=f"{num_gpus}x{gpu.name}", cloud=cloud, gpu=gpu, num_gpus=num_gpus, num_hosts=1,
-        link=link if num_gpus > 1 else "", origin=gpu.origin,
+        link="" if num_gpus == 1 else "nvlink" if gpu.nvlink_gbyte_per_s else "pcie", origin=gpu.origin,
         fabric=Fabric(name="ethernet", title="Ethernet", cloud=cloud, transport="tcp", origin=gpu.origin),
         reserve=Reserve(cloud=cloud, memory_mib=1024, origin=gpu.origin))
 

@@ -28,7 +28,8 @@ def doctor(
         With --cloud: the spec whose machines, region and bucket are checked.
     cloud
         Instead, check the cloud account: identity, quotas, machine availability, budgets, the bucket. With
-        place.cluster = "existing", check what the cluster of kubectl lacks for the run.
+        place.cluster = "existing", check what the cluster of kubectl lacks for the run; with place.target = "slurm",
+        whether Slurm would start it.
     machine
         With --cloud: a machine from embark catalog list, if no spec names one.
     """
@@ -36,7 +37,7 @@ def doctor(
         if spec or machine or set_:
             raise UserError("a spec, --machine and --set need --cloud", fix="embark doctor --cloud SPEC")
         return _show(console, check_host(Host(run_dir=Path("runs"))), "this machine")
-    from embark.doctor.account import check_account, need_of
+    from embark.doctor.account import check_account, check_slurm, need_of
     from embark.launch.shell import Shell
 
     sets = [*([f"place.machine={machine}"] if machine else []), *set_]
@@ -45,6 +46,8 @@ def doctor(
         from embark.doctor.cluster import check_cluster
 
         return _show(console, check_cluster(loaded, Shell()), f"the cluster for {loaded.name}")
+    if loaded.place.target == "slurm":
+        return _show(console, check_slurm(loaded, Shell()), f"the cluster for {loaded.name}")
     need = need_of(loaded)
     console.text(f"{need}: {need.num_units} {need.unit}")
     return _show(console, check_account(need, Shell()), str(need))

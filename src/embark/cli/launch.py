@@ -23,7 +23,7 @@ def launch(
     spec: Spec, /, *, set_: Settings = (), yes: Flag = False, dry_run: Flag = False, supervise: Flag = False,
     budget: float | None = None, context: str = "", accept_change: Accepted = (), console: Console = Console(),
 ) -> int:
-    """Launch a run where its spec says: here, Kubernetes, Ray, Vertex AI, plain VMs or TPU VMs.
+    """Launch a run where its spec says: here, Kubernetes, Ray, Slurm, Vertex AI, VMs or TPU VMs.
 
     Shows verdict and price, and asks for confirmation before it spends.
 

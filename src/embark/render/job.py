@@ -3,6 +3,7 @@ spec."""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import posixpath
 import re
@@ -13,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 from embark.catalog import Catalog, Machine, SpecPrice, Volume, find_volume, load_catalog, machine_of_place, price_spec
+from embark.catalog.machine import Fabric, Gpu, Origin, Reserve
 from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.catalog.regions import default_zone, place_mistakes
 from embark.errors import ExitCode, Mistake, SpecError, UserError
@@ -42,8 +44,10 @@ PORT = 29500  # The port of the rendezvous, which is torchrun's default.
 MAX_RESTARTS = 3  # Restarts of one machine's ranks before its pod is replaced.
 RESTARTS_PER_NODE = 10  # Restarts of an elastic run for each machine that may be lost.
 MAX_SPEC_BYTES = 900_000  # A ConfigMap holds 1 MiB.
+MAX_VARIABLE_BYTES = 90_000  # Linux hands over variables of 128 KiB, and base64 takes a third more.
 POD_TARGETS: tuple[str, ...] = get_args(PodTarget)
 FOLLOW = "follow"  # The target with a trainer, its publisher, servers and a broker.
+SLURM = "slurm"
 _FLAT = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
 """Topologies of v5e and v6e, by chips."""
 _DEEP = {4: "2x2x1", 8: "2x2x2", 16: "2x2x4", 32: "2x4x4", 64: "4x4x4", 128: "4x4x8", 256: "4x8x8", 512: "8x8x8",
@@ -136,7 +140,7 @@ class Job:
     @classmethod
     def of(cls, spec: RunSpec, machine: Machine) -> Job:
         """Return the job of a spec, not yet checked."""
-        num_processes = 1 if spec.place.target == FOLLOW else machine.gpus_per_host
+        num_processes = 1 if spec.place.target == FOLLOW else max(1, machine.gpus_per_host)
         return cls(spec, machine, dns_label(spec.name), spec.place.max_nodes, num_processes,
                    to_toml(spec, only_set=True))
 
@@ -233,8 +237,26 @@ class Job:
 
     @property
     def usd_per_hour(self) -> float | None:
-        """Price of all its machines; None if the catalog has none."""
-        return self.price.usd_per_hour
+        """Price of all its machines; None if neither the spec nor the catalog has one."""
+        given = self.place.slurm.usd_per_node_hour if self.target == SLURM else None
+        if given is not None:
+            return given * self.num_nodes
+        found = price_spec(self.spec)
+        return None if found is None else found.usd_per_hour
+
+    @property
+    def spec_id(self) -> str:
+        """A name of the spec's content, by which a script knows a job that an earlier spec has started."""
+        return hashlib.sha256(self.spec_toml.encode()).hexdigest()[:12]
+
+    @property
+    def price_text(self) -> str:
+        """The sentence that a script shows before it starts the machines."""
+        price = self.price
+        if price.usd_per_hour is None or price.origin is None:
+            return f"The catalog has no price of {price.title}."
+        text = f"{price.title}: {price.usd_per_hour:,.2f} USD an hour by the catalog ({price.origin.date})."
+        return f"{text} The reservation is paid whether it is used or not." if self.has_reservation else text
 
     @property
     def title(self) -> str:
@@ -366,9 +388,12 @@ class Job:
         return [Bucket(scheme, name, "", written) for (scheme, name), written in is_written.items()]
 
     def is_shared(self, path: str) -> bool:
-        """Return whether every machine sees the same there: in an object store, or on the mounted volume."""
+        """Return whether every machine sees the same there: in an object store, on the mounted volume, or
+        on the file system of a cluster of Slurm."""
         mount = self.place.volume_path
-        return "://" in path or (bool(self.claim_name) and (path == mount or path.startswith(f"{mount}/")))
+        if self.target == SLURM or "://" in path:
+            return True
+        return bool(self.claim_name) and (path == mount or path.startswith(f"{mount}/"))
 
 
 def make_job(spec: RunSpec, catalog: Catalog) -> Job:
@@ -384,7 +409,9 @@ def make_job(spec: RunSpec, catalog: Catalog) -> Job:
     if is_serving or is_following:
         mistakes += [*serve_mistakes(spec, catalog), *endpoint_mistakes(spec, job.cloud),
                      *_account_mistakes(job, artifact_of(spec))]
-    if not is_serving:
+    if spec.place.target == SLURM:  # region, capacity, storage and identity are the cluster's own
+        mistakes += [*_target_mistakes(job), *_budget_mistakes(job)]
+    elif not is_serving:
         mistakes += [*place_mistakes(catalog, machine, spec.place), *_target_mistakes(job), *_capacity_mistakes(job),
                      *_storage_mistakes(job, catalog), *_budget_mistakes(job)]
     mistakes += _identity_mistakes(job)
@@ -407,10 +434,12 @@ def default_image(*, has_tpu: bool = False, is_serving: bool = False) -> str:
 def _machine(spec: RunSpec, catalog: Catalog) -> Machine:
     place = spec.place
     machine = machine_of_place(catalog, place)
+    if place.target == SLURM and (machine is None or place.slurm.gpus_per_node is not None):
+        return _slurm_node(machine, place.slurm.gpus_per_node or 0)
     if machine is None:
         raise SpecError([_mistake("place.machine", "", "files are for a machine of a cloud, and none is named",
                                   "set it (embark catalog list shows them), or place.cloud for its usual one")])
-    if machine.name not in catalog.machines and not place.is_existing:
+    if machine.name not in catalog.machines and not place.is_existing and place.target != SLURM:
         raise SpecError([_mistake("place.machine", place.machine, "describes a machine of a cluster that exists",
                                   'set place.cluster = "existing", or name a machine of embark catalog list')])
     if place.cloud not in ("", machine.cloud):
@@ -419,8 +448,34 @@ def _machine(spec: RunSpec, catalog: Catalog) -> Machine:
     return machine
 
 
+def _slurm_node(machine: Machine | None, num_gpus: int) -> Machine:
+    """Return a node with so many GPUs: a part of a machine, or one of which the catalog knows nothing."""
+    if machine is not None:
+        return replace(machine, num_gpus=num_gpus)
+    origin = Origin("place.slurm", "2026-11", "unconfirmed")
+    return Machine(name="nodes of Slurm", cloud="", num_gpus=num_gpus, num_hosts=1, origin=origin,
+                   gpu=Gpu(name="GPU", kind="gpu", memory_mib=1, origin=origin),
+                   fabric=Fabric(name="", title="", cloud="", transport="tcp", origin=origin),
+                   reserve=Reserve(cloud="", memory_mib=1, origin=origin))
+
+
+def _slurm_mistakes(job: Job) -> Iterator[Mistake]:
+    place, slurm = job.place, job.place.slurm
+    if slurm.container and not (place.image or slurm.image_file):
+        yield _mistake("place.slurm.container", slurm.container, "there is no image to run",
+                       "set place.image (embark image builds and names it) or place.slurm.image_file")
+    if place.volume:
+        yield _mistake("place.volume", place.volume, "is not mounted on a cluster of Slurm",
+                       "leave it out, and name folders of the cluster's own file system")
+    if len(job.spec_toml.encode()) > MAX_VARIABLE_BYTES:
+        yield _mistake("model.tables", len(job.spec.model.tables), "the spec is too long for a variable of a process",
+                       "give the tables by model.num_tables and rows_per_table")
+
+
 def _target_mistakes(job: Job) -> Iterator[Mistake]:
     spec, target = job.spec, job.target
+    if target == SLURM:
+        yield from _slurm_mistakes(job)
     is_tpu = job.is_tpu
     for other in job.targets[1:]:
         if is_tpu and other not in ("job", "jobset"):
@@ -457,19 +512,21 @@ def _target_mistakes(job: Job) -> Iterator[Mistake]:
     if len(job.spec_toml.encode()) > MAX_SPEC_BYTES:
         yield _mistake("model.tables", len(spec.model.tables), "the spec is too long for a ConfigMap",
                        "give the tables by model.num_tables and rows_per_table")
-    if spec.place.device == "cpu" and not is_tpu:
+    if spec.place.device == "cpu" and job.machine.num_gpus and not is_tpu:
         yield _mistake("place.device", "cpu", f"{job.machine.name} has {job.num_processes} accelerators",
                        'leave it out, or set it to "auto"')
 
 
 def _capacity_mistakes(job: Job) -> Iterator[Mistake]:
     place, capacity, machine = job.place, job.capacity, job.machine
+    if place.is_existing:  # its owner bought the machines
+        return
     if job.is_spot:
         if place.capacity or place.reservation:
             yield _mistake("place.capacity", place.capacity, "place.spot = true takes spot machines",
                            "leave one of them out")
         return
-    if capacity not in _CAPACITIES[job.cloud]:
+    if job.cloud and capacity not in _CAPACITIES[job.cloud]:
         yield _mistake("place.capacity", capacity, f"is no way to buy machines of {job.cloud}",
                        f"one of {', '.join(_CAPACITIES[job.cloud])}")
     elif machine.sold and capacity not in machine.sold:
@@ -557,9 +614,10 @@ def _identity_mistakes(job: Job) -> Iterator[Mistake]:
 def _budget_mistakes(job: Job) -> Iterator[Mistake]:
     budget = job.place.budget_usd
     if budget is not None and job.usd_per_hour is None:
-        yield _mistake("place.budget_usd", f"{budget:g}",
-                       f"the catalog has no price of {job.price.title} to keep it by",
-                       "take one in with embark catalog refresh, or leave it out")
+        what, fix = (job.title, "set place.slurm.usd_per_node_hour") if job.target == SLURM else \
+            (job.price.title, "take one in with embark catalog refresh")
+        yield _mistake("place.budget_usd", f"{budget:g}", f"the catalog has no price of {what} to keep it by",
+                       f"{fix}, or leave it out")
 
 
 def _split_uri(uri: str) -> tuple[str, str, str]:

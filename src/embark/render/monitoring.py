@@ -50,7 +50,7 @@ def render_monitoring(job: Job) -> list[File]:
 def render_budget(job: Job) -> list[File]:
     """Write `budget.sh`, and the file that the cloud wants."""
     name, code = quota_name(job)
-    about = (f"Budget and quotas. {price_text(job)} {BUDGET_SCRIPT} quota says whether the machines may start; "
+    about = (f"Budget and quotas. {job.price_text} {BUDGET_SCRIPT} quota says whether the machines may start; "
              f"{BUDGET_SCRIPT} budget sets up alerts by mail.")
     return [
         script_file(BUDGET_SCRIPT, f"{job.cloud}/budget.sh.j2", job, about=about, budget_usd=budget_usd(job),
@@ -83,14 +83,6 @@ def render_run_metrics(job: Job) -> list[File]:
 
 def sends_to_cloudwatch(job: Job) -> bool:
     return job.cloud == "aws" and "cloudwatch" in job.spec.watch.sinks
-
-
-def price_text(job: Job) -> str:
-    price = job.price
-    if price.usd_per_hour is None or price.origin is None:
-        return "The catalog has no price for this machine."
-    text = f"{price.title}: {price.usd_per_hour:,.2f} USD an hour by the catalog ({price.origin.date})."
-    return f"{text} The reservation is paid whether it is used or not." if job.has_reservation else text
 
 
 def budget_usd(job: Job) -> int:

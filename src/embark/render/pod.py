@@ -17,7 +17,7 @@ USER_ID = 1000  # The user `embark` of the image.
 SCRATCH = "/scratch"
 CONTAINER = "trainer"
 IDENTITY_LABEL = {"azure.workload.identity/use": "true"}  # AKS gives a token only to pods with this label.
-GIVEN = "embark-lint: ignore EMB503, EMB505: the nodes of the cluster that exists offer it"
+GIVEN = "embark-lint: ignore EMB505, EMB508: the nodes of the cluster that exists offer it"
 TPU_PORTS = {"tpu": 8471, "coordinator": 8476}  # Ports at which the hosts' runtimes and JAX's processes meet.
 
 

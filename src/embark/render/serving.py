@@ -17,6 +17,8 @@ _CLOUDS = {"s3": "aws", "az": "azure", "gs": "gcp"}
 ENDPOINTS = {"cloud-run": "gcp", "vertex-endpoint": "gcp", "sagemaker": "aws", "azureml": "azure"}
 """Managed endpoints, and whose they are."""
 MAX_CLOUD_RUN_GIB = 32
+IMAGE_GIB = 20  # Disk for the image and the system's own pods.
+EXPORT_GIB = 4  # Memory of an export whose id maps are not known.
 NATS_PORT = 4222
 AWAY_S = 3600.0  # Seconds until a lost trainer runs again, on a machine that is bought for it.
 MIN_RETENTION_S = MAX_EVERY_S + AWAY_S
@@ -111,12 +113,57 @@ def endpoint_machine(spec: RunSpec, cloud: str) -> str:
 
 
 def cloud_run_gib(spec: RunSpec) -> int:
-    """Memory of an instance of Cloud Run, whose disk is memory and which fetches a new version beside the old one."""
-    from embark.plan.serving import replica_bytes, table_bytes
+    """Memory of an instance of Cloud Run, whose disk is memory: the files of all versions, which are mapped from
+    there."""
+    from embark.plan.serving import measured_cost, versions_bytes
 
     if spec.serve.memory_gib is not None:
         return math.ceil(spec.serve.memory_gib)
-    return math.ceil((replica_bytes(spec, spec.serve.tables) + 1.2 * table_bytes(spec, spec.serve.tables)) / GIB)
+    return math.ceil((versions_bytes(artifact_bytes(spec)) + measured_cost().process_bytes) / GIB)
+
+
+def artifact_bytes(spec: RunSpec) -> float:
+    """Return the size of a full version; where the tables are not known, the memory that the spec gives a replica."""
+    from embark.plan.serving import version_bytes
+
+    return version_bytes(spec, spec.serve.tables) if knows_tables(spec) else memory_gib(spec) * GIB
+
+
+def disk_gib(spec: RunSpec) -> int:
+    """Disk for the versions that a server or a publisher has at the same moment."""
+    return versions_gib(artifact_bytes(spec))
+
+
+def versions_gib(num_bytes: float) -> int:
+    """Disk for them, of the bytes of one version."""
+    from embark.plan.serving import versions_bytes
+
+    return math.ceil(versions_bytes(num_bytes) / GIB)
+
+
+def node_disk_gib(spec: RunSpec) -> int:
+    """Disk of a machine for one replica. GKE, which keeps most for itself, leaves pods 55 % of a disk; the image lies
+    there too."""
+    return 10 * math.ceil((disk_gib(spec) + IMAGE_GIB) / 0.55 / 10)
+
+
+def export_bytes(spec: RunSpec) -> float:
+    """Return what an export reads and writes: the tables in a checkpoint, in float32, and the version."""
+    from embark.plan.serving import version_bytes
+
+    return version_bytes(spec, "fp32") + artifact_bytes(spec) if knows_tables(spec) else 0.0
+
+
+def export_memory_gib(spec: RunSpec) -> int:
+    """Memory of an export: its id maps and pieces of the tables. The items of a retrieval model are indexed in
+    memory."""
+    from embark.plan.serving import replica_bytes, table_bytes, version_bytes
+
+    if not knows_tables(spec):
+        return EXPORT_GIB
+    if spec.model.kind == "two_tower":
+        return EXPORT_GIB + math.ceil(replica_bytes(spec, "fp32") / GIB)
+    return EXPORT_GIB // 2 + math.ceil(1.2 * (version_bytes(spec, "fp32") - table_bytes(spec, "fp32")) / GIB)
 
 
 def knows_tables(spec: RunSpec) -> bool:

@@ -30,6 +30,14 @@ MAX_WIDTH = 110
 Words = tuple[str, ...]
 _VARIABLE = re.compile(r"\$(?:\{([^}]+)\}|(\w+))")
 LOG = "/var/log/embark.log"  # The log of a plain machine.
+CLUSTER_USD_PER_HOUR = {"aws": 0.55, "azure": 0.38, "gcp": 0.37}
+"""The price of a control plane, two small machines and, on AWS, a NAT gateway: the clouds' price lists, 2026-11."""
+LOGINS = {
+    "aws": {"probe": "aws sts get-caller-identity", "fix": "aws sso login, or set AWS_PROFILE"},
+    "azure": {"probe": "az account get-access-token --query expiresOn", "fix": "az login"},
+    "gcp": {"probe": "gcloud auth print-access-token", "fix": "gcloud auth login"},
+}
+"""The command that fails without a valid login, and how to log in. `az account show` reads a file and never fails."""
 PLACE = "CONSTANTS = None\n"  # The line of a body that makes way for the values.
 
 
@@ -58,7 +66,8 @@ def job_text(template: str, job: Job, **values: Any) -> str:
         template, job=job, location=job.location, place=place, buckets=own, volume=job.volume, log=LOG,
         is_vm=place.target in ("vm", "tpu-vm"), versions=OPERATOR_VERSIONS, step_text=step_text,
         project_setting=needed_setting("PROJECT", place.account, "the id of your Google Cloud project"),
-        storage_account_setting=storage_account, **values)
+        storage_account_setting=storage_account, login=LOGINS[job.cloud],
+        cluster_price=f"The cluster: {CLUSTER_USD_PER_HOUR[job.cloud]:.2f} USD an hour until it is deleted.", **values)
 
 
 def script(about: str, *parts: str) -> str:

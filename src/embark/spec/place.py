@@ -1,14 +1,15 @@
 """`[place]`: where the run executes, locally or in a cloud."""
 
+from collections.abc import Collection
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, PositiveFloat
 
-from embark.spec.section import PositiveInt, Section
+from embark.spec.section import NonNegativeInt, PositiveInt, Section
 
 PodTarget = Literal["job", "jobset", "trainjob", "pytorchjob", "ray", "torchx"]
 ServeTarget = Literal["serve", "kserve", "cloud-run", "vertex-endpoint", "sagemaker", "azureml"]
-Target = Literal[PodTarget, "vertex", "vm", "tpu-vm", "follow", ServeTarget]
+Target = Literal[PodTarget, "slurm", "vertex", "vm", "tpu-vm", "follow", ServeTarget]
 
 LABEL = r"^[a-z]([a-z0-9-]*[a-z0-9])?$"
 """A DNS label, as Kubernetes takes it for a name."""
@@ -41,6 +42,10 @@ ELASTIC_TARGETS: tuple[Target, ...] = ("job", "pytorchjob", "vm")
 controller waits for no machine that is missing at the end."""
 
 Nodes = Annotated[int, Field(gt=0, le=100_000)]
+SlurmName = Annotated[str, Field(max_length=200, pattern=r"^[A-Za-z0-9._,:&|()\[\]*+@/-]*$")]
+"""A word of Slurm's own: a partition, or several with commas; an expression of features."""
+_FOLDER = r"^(/[A-Za-z0-9._-]+)+$"
+_PRINTABLE = r"[^\x00-\x1f\x7f]*$"
 
 
 class NodeRange(Section):
@@ -50,6 +55,39 @@ class NodeRange(Section):
     """The run trains while at least this many machines are up. The tables must fit their memory."""
     max: Nodes
     """So many machines are created, planned and priced."""
+
+
+class SlurmSpec(Section):
+    """`[place.slurm]`: what a cluster that Slurm manages is asked for, with `place.target = "slurm"`."""
+
+    partition: SlurmName = ""
+    """The partition, or several with commas; empty: the cluster's default."""
+    account: SlurmName = ""
+    """The account that is charged; empty: your default."""
+    qos: SlurmName = ""
+    """The quality of service; empty: the default."""
+    constraint: SlurmName = ""
+    """Features that the nodes must have, such as `h100&ib`."""
+    options: Annotated[tuple[Annotated[str, Field(pattern=f"^--[a-z]{_PRINTABLE}")], ...], Field(strict=False)] = ()
+    """Further options of `sbatch`, such as `--time=1-00:00:00` or `--reservation=NAME`."""
+    gpus_per_node: NonNegativeInt | None = None
+    """GPUs of each node, with a rank for each; default: those of `place.machine`, else none and one rank."""
+    cpus_per_node: PositiveInt | None = None
+    """Processors of each node; empty: whole nodes, which no other job shares."""
+    memory_gib: PositiveInt | None = None
+    """Memory of each node; empty: all of a whole node, else the partition's default."""
+    usd_per_node_hour: PositiveFloat | None = None
+    """The price of a node, by which `place.budget_usd` is kept; default: the catalog's of `place.machine`."""
+    container: Literal["", "pyxis", "apptainer"] = ""
+    """What runs `place.image`: Pyxis with Enroot, or Apptainer. Empty: no container, the Python of `venv`."""
+    image_file: str = Field(default="", pattern=rf"{_FOLDER}|^$")
+    """An image as a file that every node sees (`.sqsh` of Enroot, `.sif` of Apptainer), instead of `place.image`."""
+    mounts: Annotated[tuple[Annotated[str, Field(pattern=_FOLDER)], ...], Field(strict=False)] = ()
+    """Folders of the nodes that the container sees under the same path, besides the directory of the submission."""
+    venv: str = Field(default="", pattern=rf"{_FOLDER}|^$")
+    """A virtual environment with Embark that every node sees; empty: the `python` of PATH after `setup`."""
+    setup: Annotated[tuple[Annotated[str, Field(pattern=f"^{_PRINTABLE}")], ...], Field(strict=False)] = ()
+    """Shell lines that every attempt begins with, such as `module load cuda`."""
 
 
 class PlaceSpec(Section):
@@ -88,7 +126,7 @@ class PlaceSpec(Section):
     Cloud (`projects/PROJECT/reservations/NAME` if another project shares it), the group's resource id on Azure."""
     target: Target = "job"
     """What starts the processes: a Kubernetes `job`, `jobset`, Kubeflow's `trainjob` or `pytorchjob`, `ray`, `torchx`,
-    `vertex`, or plain machines (`vm`, `tpu-vm`). `follow`: a trainer that follows `[stream]`,
+    `vertex`, a cluster of `slurm`, or plain machines (`vm`, `tpu-vm`). `follow`: a trainer that follows `[stream]`,
     its publisher, servers and broker on Kubernetes. The others train nothing: they deploy an
     exported model as `[serve]` says, on Kubernetes (`serve`, `kserve`) or as a managed endpoint (`cloud-run`,
     `vertex-endpoint`, `sagemaker`, `azureml`)."""
@@ -141,6 +179,10 @@ class PlaceSpec(Section):
     """Terminate the run after this many hours."""
     budget_usd: PositiveFloat | None = None
     """Budget for the run's machines: before exceeding it, the run saves and ends, and is not restarted."""
+    slurm: SlurmSpec = SlurmSpec()
+
+    def left_out(self) -> Collection[str]:
+        return ("slurm",) if self.has_default("slurm") else ()
 
     @property
     def is_existing(self) -> bool:

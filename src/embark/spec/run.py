@@ -332,7 +332,9 @@ def _cluster_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     if not place.is_existing:
         yield from place.unused("place", EXISTING_FIELDS, 'with place.cluster = "create"',
                                 'set place.cluster = "existing", or leave it out')
-    elif place.target not in CLUSTER_TARGETS:
+        return
+    yield from place.unused("place", ("capacity", "reservation"), "in a cluster that exists", "leave it out")
+    if place.target not in CLUSTER_TARGETS:
         yield conflict("place.cluster", place.cluster, f'place.target = "{place.target}" does not run in a cluster',
                        f"leave it out, or set place.target to one of {', '.join(CLUSTER_TARGETS)}")
     elif place.volume and not place.claim:

@@ -292,7 +292,8 @@ class Search:
         write_atomic(self.folder / TUNE, json.dumps(to_jsonable(asdict(result)), indent=1, allow_nan=False) + "\n")
         for one in result.trials:
             if one.number != result.best and one.state != "unfinished":
-                shutil.rmtree(Path(one.run_dir, "checkpoints"), ignore_errors=True)
+                for folder in ("checkpoints", "data"):
+                    shutil.rmtree(Path(one.run_dir, folder), ignore_errors=True)
         return result
 
     def _result(self, stopped_by: str = "") -> TuneResult:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 from integration.account.existing_cluster import GPUS, IDENTITY, OTHERS, AccountShell, existing_cluster, give, ok
 
+from cloudsim.session import AccountSession
 from embark.cli.console import Console
 from embark.cli.doctor import _show
 from embark.doctor.cluster import check_cluster
@@ -20,6 +23,9 @@ from embark.launch.backend import LaunchRequest
 from embark.launch.backends.kubernetes.backend import Kubernetes
 from embark.spec import RunSpec, load_spec
 
+ROOT = Path(__file__).parents[3]
+GUIDE = ROOT / "docs" / "guides" / "existing-cluster.md"
+BLOCK = re.compile(r"^```\w+ (run|file=(\S+))\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SETTINGS = [
     "name=ads", "train.batch_size=16384", "place.cluster=existing", "place.nodes=2", "place.namespace=ads",
     "place.service_account=trainer", "place.image=ghcr.io/team/embark:1", "place.pull_secret=ghcr", "place.queue=ads",
@@ -157,6 +163,15 @@ def test_nodes_that_cannot_take_the_pods_do_not_count(shell: AccountShell, state
     assert "1 of 2 ready nodes" in found["labels"].found
 
 
+def test_nodes_that_an_autoscaler_has_yet_to_start_are_a_warning(shell: AccountShell):
+    cluster = shell.account.cluster()
+    cluster.pools["h100"] = replace(GPUS, max_nodes=4)
+    cluster.resize_pool("h100", 0)
+    found = verdicts(list(check_cluster(spec_of(), shell)))
+    assert found["labels"] == "warning"
+    assert "wrong" not in found.values()
+
+
 def test_a_server_needs_room_on_nodes_without_accelerators(shell: AccountShell):
     server = ["place.target=serve", "place.nodes=1", "place.queue=", "place.claim=", "place.resources=[]",
               "place.tolerations=[]", "place.node_selector=[]"]
@@ -201,3 +216,39 @@ def test_a_run_trains_in_the_cluster(shell: AccountShell):
     backend = launch(shell, spec)
     ok(shell.ask(["kubectl", "wait", "job/ads", "--namespace=ads", "--for=condition=Complete", "--timeout=1h"]))
     assert backend.status(backend.handle_of(spec)).state == "succeeded"
+
+
+class ExistingSession(AccountSession):
+    """A session in which kubectl is set to the cluster that exists."""
+
+    server = (str(Path(__file__).with_name("existing_account.py")),)
+
+
+@pytest.mark.slow
+def test_the_guide_s_commands_run_and_the_run_trains(tmp_path: Path):
+    state = tmp_path / "state"
+    state.mkdir()
+    output = ""
+    with ExistingSession("aws", state) as session:
+        for kind, name, text in BLOCK.findall(GUIDE.read_text()):
+            if kind != "run":
+                (tmp_path / name).write_text(text)
+                continue
+            done = session.bash(text, tmp_path)
+            assert done.returncode == 0, f"{text}\n{done.stdout}"
+            output += done.stdout
+        ended = session.bash("kubectl wait job/ads --namespace=ads --for=condition=Complete --timeout=1h\n"
+                             "embark status ads\nembark cancel ads --yes", tmp_path)
+    assert "the cluster for ads: ready" in output
+    assert ended.returncode == 0, ended.stdout
+    assert "succeeded" in ended.stdout
+    assert "checkpoints and events in /mnt/data/runs/ads" in ended.stdout
+    assert "namespace" not in ended.stdout.partition("succeeded")[2]
+
+
+def test_the_guide_s_table_is_what_doctor_checks():
+    spec = importlib.util.spec_from_file_location("make_contract", ROOT / "tools" / "make_contract.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert GUIDE.read_text() == module.page(), "make docs"
+    assert set(LACKS) == set(ITEMS)

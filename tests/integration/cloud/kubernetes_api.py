@@ -24,7 +24,9 @@ from http_servers import HttpHandler, HttpServer
 KINDS = {
     "": {"namespaces": "Namespace", "serviceaccounts": "ServiceAccount", "configmaps": "ConfigMap",
          "services": "Service", "pods": "Pod", "events": "Event", "persistentvolumeclaims": "PersistentVolumeClaim",
-         "secrets": "Secret", "nodes": "Node"},
+         "nodes": "Node", "secrets": "Secret"},
+    "authorization.k8s.io/v1": {"selfsubjectaccessreviews": "SelfSubjectAccessReview"},
+    "storage.k8s.io/v1": {"storageclasses": "StorageClass"},
     "apps/v1": {"deployments": "Deployment", "statefulsets": "StatefulSet"},
     "networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},
     "apiextensions.k8s.io/v1": {"customresourcedefinitions": "CustomResourceDefinition"},
@@ -40,7 +42,8 @@ KINDS = {
     "ray.io/v1": {"rayjobs": "RayJob"},
     "batch.volcano.sh/v1alpha1": {"jobs": "Job"},
 }
-NO_NAMESPACE = ("Namespace", "Node", "CustomResourceDefinition", "APIService")
+CLUSTER_WIDE = ("Namespace", "Node", "SelfSubjectAccessReview", "StorageClass", "CustomResourceDefinition",
+                "APIService")
 OWNERS = ("jobs", "jobsets", "trainjobs", "pytorchjobs", "rayjobs")
 OBJECT = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)"
@@ -63,6 +66,8 @@ class KubernetesApi(HttpServer):
         """What the server says to every job it is asked to take."""
         self.forbidden: tuple[str, ...] = ()
         """Plurals that the asker may not touch."""
+        self.denied: tuple[str, ...] = ()
+        """Rights that a SelfSubjectAccessReview denies, such as `create jobs`."""
         self.ending_s = 0.2
         """From a deletion to the end of the pods."""
         self.is_hanging = False
@@ -213,6 +218,11 @@ class _Handler(HttpHandler):
             options = json.loads(body or b"{}")
             api.delete(*key, options.get("propagationPolicy", ""))
             return self.answer_json(200, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
+        if plural == "selfsubjectaccessreviews":
+            asked = _resource_attributes(body)
+            words = "/".join(filter(None, (asked.get(5), asked.get(6))))
+            allowed = f"{asked[2]} {words}" not in api.denied
+            return self.answer_json(201, self._whole(group, plural, {"status": {"allowed": allowed}}))
         given = _from_protobuf(body) if body.startswith(b"k8s\0") else yaml.safe_load(body)
         name = name or given["metadata"]["name"]
         if namespace and ("namespaces", "", namespace) not in api.objects:
@@ -282,7 +292,7 @@ class _Handler(HttpHandler):
         for group, plurals in kinds.items():
             if path == _root(group):
                 return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group or "v1", "resources": [
-                    {"name": plural, "singularName": kind.lower(), "namespaced": kind not in NO_NAMESPACE, "kind": kind,
+                    {"name": plural, "singularName": kind.lower(), "namespaced": kind not in CLUSTER_WIDE, "kind": kind,
                      "shortNames": ["pvc"] if plural == "persistentvolumeclaims" else [],
                      "verbs": ["create", "delete", "get", "list", "patch", "watch"]}
                     for plural, kind in plurals.items()]}
@@ -296,6 +306,29 @@ class _Handler(HttpHandler):
     def _refuse(self, code: int, reason: str, message: str) -> None:
         self.answer_json(code, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
                           "reason": reason, "message": message})
+
+
+def _resource_attributes(body: bytes) -> dict[int, str]:
+    """The attributes of a SelfSubjectAccessReview by their numbers, of which 2 is the verb, 5 the resource and 6 the
+    subresource; kubectl sends it as protobuf, after a magic number and inside a runtime.Unknown."""
+    assert body.startswith(b"k8s\0")
+    review = _fields(body[4:])[2]
+    return {number: value.decode() for number, value in _fields(_fields(_fields(review)[2])[1]).items()}
+
+
+def _fields(message: bytes) -> dict[int, bytes]:
+    """The fields of a protobuf message, which are all of a length."""
+    fields, index = {}, 0
+    while index < len(message):
+        key, length, index = message[index], 0, index + 1
+        for shift in range(0, 35, 7):
+            byte, index = message[index], index + 1
+            length |= (byte & 127) << shift
+            if byte < 128:
+                break
+        fields[key >> 3] = message[index:index + length]
+        index += length
+    return fields
 
 
 @contextlib.contextmanager
@@ -324,7 +357,7 @@ def _openapi(group: str, plurals: dict[str, str]) -> dict[str, Any]:
     for plural, kind in plurals.items():
         parameters = [{"name": word, "in": "query", "schema": {"type": "string"}} for word in
                       ("fieldValidation", "dryRun", "fieldManager", "force")]
-        where = "" if kind in NO_NAMESPACE else "/namespaces/{namespace}"
+        where = "" if kind in CLUSTER_WIDE else "/namespaces/{namespace}"
         paths[f"{_root(group)}{where}/{plural}/{{name}}"] = {"patch": {
             "parameters": parameters, "responses": {"200": {"description": "OK"}},
             "x-kubernetes-action": "patch",

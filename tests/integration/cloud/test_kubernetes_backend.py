@@ -138,6 +138,7 @@ def test_merged_logs_continue_through_a_cut_and_a_replaced_pod(api):
 
 
 def test_a_suspended_job_names_the_queue_that_holds_it(api):
+    api.put("namespaces", "embark", "")
     api.put("localqueues", "research")
     handle = launched("place.queue=research", "place.cluster=existing")
     api.objects[("jobs", "embark", "dlrm")]["spec"]["suspend"] = True

@@ -154,4 +154,4 @@ def test_runs_on_different_machines_wait_in_queues_of_their_own():
 
 
 def test_the_queue_of_a_cluster_of_yours_keeps_its_name():
-    assert job_of("p4d.24xlarge", queue="team-a", infrastructure=False).queue == "team-a"
+    assert job_of("p4d.24xlarge", queue="team-a", cluster="existing").queue == "team-a"

@@ -6,6 +6,7 @@ import datetime
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -21,6 +22,7 @@ from embark.render.clouds.azure import LUSTRE_DRIVER_VERSION, render_aks
 from embark.render.clouds.gcp import extra_networks, render_gke
 from embark.render.render import render_infrastructure
 from embark.render.settings import fabric_needs
+from embark.spec.serve import ServeSpec
 
 
 def text_of(files, path: str) -> str:
@@ -281,3 +283,23 @@ def test_the_delegated_subnet_is_deleted_once_azure_lets_it_go(tmp_path):
     done = run_script(files, "storage.sh", ["delete"], tmp_path, stub=SUBNET_STUB)
     assert done.code == 0, done.output
     assert (tmp_path / "tries").read_text() == "xxx"
+
+
+@pytest.mark.parametrize(("cloud", "least", "most"), [
+    ("aws", "--nodes-min 2", "--nodes-max 11"), ("azure", "--min-count 2", "--max-count 11"),
+    ("gcp", "--total-min-nodes=2", "--total-max-nodes=11")])
+def test_a_guide_s_machines_for_servers_grow_with_the_replicas(cloud, least, most):
+    guide = (Path(__file__).parents[3] / "examples" / "cloud_deployment" / cloud / "README.md").read_text()
+    assert least in guide
+    assert most in guide
+    assert ServeSpec().max_replicas == 10, "a machine for each replica, and one for a rollout"
+
+
+def test_eks_has_an_autoscaler_that_may_start_machines():
+    job = job_of("p4d.24xlarge")
+    found = cluster_config(job)["iam"]["podIdentityAssociations"][0]
+    assert found == {"namespace": "kube-system", "serviceAccountName": "cluster-autoscaler",
+                     "wellKnownPolicies": {"autoScaler": True}}
+    script = text_of(render_eks(job), "eks_cluster.sh")
+    assert 'autoDiscovery.clusterName="$CLUSTER"' in script
+    assert "rbac.serviceAccount.name=cluster-autoscaler" in script

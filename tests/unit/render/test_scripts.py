@@ -128,7 +128,8 @@ def test_run_for_real_every_script_ends_well(files: list[File], tmp_path: Path):
     for file in files:
         if not file.path.endswith(".sh") or file.path == "tpu_node.sh":
             continue
-        words = ["--yes", "clean"] if file.path.startswith("train_dlrm") else verbs.get(file.path, [])
+        words = ["clean"] if file.path.startswith("train_dlrm") else verbs.get(file.path, [])
+        words = [*words, "--yes"]
         ran = run_script(files, file.path, words, tmp_path, SETTINGS)
         assert ran.code == 0, (file.path, ran.output)
         assert ran.commands, file.path

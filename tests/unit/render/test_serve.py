@@ -10,7 +10,7 @@ from embark.catalog import load_catalog
 from embark.errors import SpecError
 from embark.lint.check import lint_texts
 from embark.lint.rendered import refuse_faults
-from embark.plan.serving import replica_bytes, table_bytes
+from embark.plan.serving import replica_bytes, table_bytes, version_bytes, versions_bytes
 from embark.render.job import make_job
 from embark.render.render import render
 from embark.render.targets.serve import render_serve
@@ -81,7 +81,8 @@ def test_memory_disk_and_start_follow_from_the_tables(tables):
     for kind in ("requests", "limits"):
         memory = int(container["resources"][kind]["memory"].removesuffix("Gi")) * 2**30
         assert 0 <= memory - replica_bytes(spec, tables) < 2**30
-        assert int(container["resources"][kind]["ephemeral-storage"].removesuffix("Gi")) * 2**30 > 1.1 * num_bytes
+        disk = int(container["resources"][kind]["ephemeral-storage"].removesuffix("Gi")) * 2**30
+        assert 0 <= disk - versions_bytes(version_bytes(spec, tables)) < 2**30
     probe = container["startupProbe"]
     assert probe["periodSeconds"] * probe["failureThreshold"] >= num_bytes / 50e6 + 60
     assert container_of(*sets, "serve.memory_gib=300")["resources"]["limits"]["memory"] == "300Gi"
@@ -236,7 +237,7 @@ def test_what_is_rendered_would_be_found_if_it_were_wrong(sets):
     for old, new, code in (
         ("readinessProbe:", "otherProbe:", "EMB901"),
         ("terminationGracePeriodSeconds: 45", "dnsPolicy: Default", "EMB902"), ("0.0.0.0", "127.0.0.1", "EMB903"),
-        ("            memory: 2Gi\n            ephemeral-storage: 2Gi\n        security",
+        ("            memory: 2Gi\n            ephemeral-storage: 3Gi\n        security",
          "            memory: 512Mi\n        security", "EMB904"),
         ("  strategy:", "  replicas: 2\n  strategy:", "EMB906"), ("maxUnavailable: 1", "minAvailable: 2", "EMB907"),
     ):

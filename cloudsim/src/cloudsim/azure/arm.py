@@ -37,6 +37,7 @@ class Subscription:
         self.extensions: set[str] = set()
         self.assignments: list[RoleAssignment] = []
         self.user = identifier("user")
+        self.is_service_principal = False  # True: a pipeline's login, not a person's.
 
     # names and ids
 

@@ -61,7 +61,8 @@ def create_assignment(azure: Subscription, command: ParsedCommand, call: Call) -
         raise Refusal("the following arguments are required: --assignee-object-id (az role assignment create)", 2)
     if not principal:
         raise Refusal("(InvalidPrincipalId) A valid principal ID must be provided for role assignment.")
-    known = {azure.user: "User", **dict.fromkeys(principals(azure), "ServicePrincipal")}
+    own = "ServicePrincipal" if azure.is_service_principal else "User"
+    known = {azure.user: own, **dict.fromkeys(principals(azure), "ServicePrincipal")}
     if principal not in known:
         raise Refusal(f"(PrincipalNotFound) Principal {principal} does not exist in the directory "
                       f"{identifier('tenant')}.")

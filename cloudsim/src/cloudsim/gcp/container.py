@@ -11,9 +11,12 @@ from cloudsim.kubernetes.admission import install
 from cloudsim.kubernetes.cloud import NodePool
 from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.kinds import releases
+from cloudsim.kubernetes.validation import label_error
+from cloudsim.kubernetes.volumes import add_storage_class
 from cloudsim.state import Key, Resource
 from embark.catalog import load_catalog
 
+MAX_CLUSTER_NAME = 40
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 OWN_RELEASES = {"gke-managed-prometheus": "--enable-managed-prometheus",
                 "gke-multi-networking": "--enable-multi-networking"}
@@ -21,13 +24,15 @@ OWN_RELEASES = {"gke-managed-prometheus": "--enable-managed-prometheus",
 TPU_TAINT = {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"}
 
 
-def allocatable(project: Project, machine_type: str) -> dict[str, str]:
+def allocatable(project: Project, machine_type: str, disk_gib: float) -> dict[str, str]:
     """Return what a node leaves to pods, without devices."""
     vcpus, gib = project.size(machine_type) or (0.0, 0.0)
     reserve = next(one.reserve for one in load_catalog().machines.values() if one.cloud == "gcp")
     cpu_m = reserve.allocatable_vcpus(vcpus) * 1000 - facts()["system_pods"]["cpu_m"]
+    disk = facts()["disk"]
+    reserved_gib = min(disk["reserved_gib"] + disk["reserved_share"] * disk_gib, disk_gib / 2, disk["max_reserved_gib"])
     return {"cpu": f"{int(cpu_m)}m", "memory": f"{int(reserve.allocatable_gib(gib) * 1024)}Mi", "pods": "110",
-            "ephemeral-storage": "90Gi"}
+            "ephemeral-storage": f"{int((disk_gib * disk['share'] * 0.9 - reserved_gib) * 1024)}Mi"}
 
 
 def _error(command: Invocation, code: int, text: str) -> NoReturn:
@@ -60,6 +65,13 @@ def _create_cluster(project: Project, command: Invocation) -> str:
     if location not in facts()["zones"] and not project.is_zone(location):
         _error(command, 400, f'Location "{location}" does not exist.')
     check_name(command, name)
+    if len(name) > MAX_CLUSTER_NAME:
+        _error(command, 400, f"Invalid value for field \"cluster.name\": \"{name}\": must be at most "
+                             f"{MAX_CLUSTER_NAME} characters.")
+    for word in command.words("--monitoring"):
+        if word not in facts()["monitoring"]["components"]:
+            command.fail(f"argument --monitoring: [{word}] is not one of "
+                         f"{', '.join(facts()['monitoring']['components'])}", 2)
     if project.account.resources.find("cluster", f"{location}/{name}"):
         _error(command, 409, f"Already exists: {project.path}/locations/{location}/clusters/{name}.")
     network = network_of(project, command, command.text("--network", "default"))
@@ -89,7 +101,10 @@ def _create_cluster(project: Project, command: Invocation) -> str:
         driver = facts()["addons"]["drivers"].get(addon)
         if driver:
             cluster.add_csi_driver(driver)
+    for name in ("standard-rwo", "premium-rwo", "standard"):
+        add_storage_class(cluster, name, "pd.csi.storage.gke.io", is_default=name == "standard-rwo")
     cluster.tolerates_extended_resources = True
+    cluster.has_autoscaler = not addons or "HorizontalPodAutoscaling" in addons  # --addons disables all others.
     for release in releases():
         if command.has(OWN_RELEASES.get(release.name, "")):
             install(cluster, release, "kube-system")
@@ -103,7 +118,11 @@ def _create_cluster(project: Project, command: Invocation) -> str:
 def _add_pool(project: Project, command: Invocation, cluster: Resource, name: str, machine_type: str,
               zones: list[str], labels: Mapping[str, str], **more: Any) -> None:
     taints = tuple(more.pop("taints", ()))
-    resources = {**allocatable(project, machine_type), **more.pop("devices", {})}
+    for key, value in labels.items():
+        if why := label_error(key, value):
+            _error(command, 400, f"Invalid node label: {why}")
+    disk_gib = float(command.text("--disk-size", str(facts()["disk"]["gib"])).upper().rstrip("GBI"))
+    resources = {**allocatable(project, machine_type, disk_gib), **more.pop("devices", {})}
     uses: set[Key] = {cluster.key, *more.pop("networks", ())}
     count, max_nodes = int(command.text("--num-nodes", "3")), more.pop("max_nodes", 0)
     metrics = more.pop("metrics", {})
@@ -166,6 +185,9 @@ def _devices(project: Project, command: Invocation, machine_type: str, labels: d
         return {"devices": {"google.com/tpu": str(machine.gpus_per_host)}, "taints": [TPU_TAINT], "metrics": metrics}
     given = (command.pairs("--accelerator") or [{}])[0]
     count = given.get("count", "1")
+    if (driver := given.get("gpu-driver-version", "default")) not in facts()["monitoring"]["drivers"]:
+        command.fail(f"argument --accelerator: Invalid gpu-driver-version [{driver}]: it is one of "
+                     f"{', '.join(facts()['monitoring']['drivers'])}", 2)
     fits = [one for one in machines if one.gke_accelerator == given.get("type") and str(one.gpus_per_host) == count]
     if given and not fits:
         known = ", ".join(f"{one.gke_accelerator} x {one.gpus_per_host}" for one in machines)

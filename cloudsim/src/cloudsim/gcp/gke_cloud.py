@@ -65,6 +65,13 @@ class GkeCloud:
         # Both drivers give the root of a volume to the pod's fsGroup themselves.
         return VolumeFacts(folder, takes_fs_group=True)
 
+    def make_disk(self, name: str, driver: str, gib: float) -> str:
+        self._project.account.resources.add("persistent disk", name, is_paid=True)
+        return ""
+
+    def drop_disk(self, name: str) -> None:
+        self._project.account.resources.remove("persistent disk", name)
+
     def on_pool_change(self, pool: NodePool, num_nodes: int) -> str:
         found = self._pool(pool.name)
         metrics = found.attributes["metrics"]

@@ -1,8 +1,12 @@
 """The programs of a job's pods: `embark data copy` on a volume, and training by a rehearsal."""
 
 import base64
+import json
+import os
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
@@ -35,6 +39,8 @@ def run_program(cluster: Cluster, kind: str, job: K8sObject, pods: Sequence[Pod]
     words = [word for pod in pods[:1] for part in pod.words for word in _split(part)]
     if words[:3] == ["embark", "data", "copy"]:
         return _copy(cluster, pods[0], stored[0], pools[0], words[3:])
+    if words[:2] == ["embark", "export"]:
+        return _export(cluster, pods[0], stored[0], pools[0], words[2:])
     trouble = _training_trouble(cluster, pods, stored, pools)
     if trouble:
         return Outcome(False, trouble, logs={pod.name: f"{trouble}\n" for pod in pods},
@@ -49,13 +55,27 @@ def _copy(cluster: Cluster, pod: Pod, stored: Object, pool: NodePool, words: Seq
     for path, write in ((source, False), (target, True)):
         trouble = path_trouble(cluster, stored, path, pool, write=write)
         if trouble:
-            return Outcome(False, "Job has reached the specified backoff limit", logs={pod.name: f"{trouble}\n"},
-                           codes={pod.name: 1})
+            return Outcome(False, trouble, logs={pod.name: f"{trouble}\n"}, codes={pod.name: 1})
     found = volume_of_path(cluster, stored, target, pool)
     if found is not None:
         facts, below = found
         (facts.folder / below).mkdir(parents=True, exist_ok=True)
     return Outcome(True, "", logs={pod.name: f"copied {source} to {target}\n"})
+
+
+def _export(cluster: Cluster, pod: Pod, stored: Object, pool: NodePool, words: Sequence[str]) -> Outcome:
+    """Export the run in the account's bucket, as the pod would; a volume of the pod is not mounted."""
+    target = words[words.index("--to") + 1] if "--to" in words else words[0]
+    for path, write in ((words[0], False), (target, True)):
+        if trouble := path_trouble(cluster, stored, path, pool, write=write):
+            return Outcome(False, trouble, logs={pod.name: f"{trouble}\n"}, codes={pod.name: 70})
+    root = next(folder for folder in cluster.folder.parents if (folder / "environment.json").exists())
+    account = json.loads((root / "environment.json").read_text())
+    done = subprocess.run([sys.executable, "-m", "embark", "export", *words], text=True, capture_output=True,
+                          cwd=root, env={**os.environ, **account, **pod.env, "HOME": str(root)}, check=False)
+    text = done.stdout + done.stderr
+    return Outcome(done.returncode == 0, "" if done.returncode == 0 else text, logs={pod.name: text},
+                   codes={pod.name: done.returncode})
 
 
 def _training_trouble(cluster: Cluster, pods: Sequence[Pod], stored: Sequence[Object], pools: Sequence[NodePool]

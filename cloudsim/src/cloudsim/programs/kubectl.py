@@ -1,6 +1,7 @@
 """`kubectl`: parses its arguments and answers from the current cluster."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,8 +15,9 @@ from cloudsim.kubernetes.json_path import find
 from cloudsim.kubernetes.kinds import ObjectKind
 from cloudsim.programs.kubectl_output import is_selected, node_object, show
 from cloudsim.state import Refusal
-from embark.kubernetes.objects import at
+from embark.kubernetes.objects import at, rows
 
+AUTOSCALER = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status"
 STEP_S = 15.0  # The interval at which `kubectl wait` and `logs --follow` look.
 
 
@@ -71,7 +73,8 @@ class Kubectl:
         return f"Kubernetes control plane is running: {self._cluster(command).name}\n"
 
     def _may(self, command: ParsedCommand, call: Call) -> str:
-        words = " ".join(command.positionals["WORDS"])
+        part = command.text("--subresource")
+        words = " ".join(command.positionals["WORDS"]) + (f"/{part}" if part else "")
         if words in self._cluster(command).denied:
             raise Refusal("", out="no\n")
         return "yes\n"
@@ -81,6 +84,8 @@ class Kubectl:
         if path == "/version":
             major, minor = cluster.version.split(".")[:2]
             return json.dumps({"major": major, "minor": minor, "gitVersion": f"v{cluster.version}.0"})
+        if path == AUTOSCALER and any(pool.max_nodes for pool in cluster.pools.values()):
+            return json.dumps({"kind": "ConfigMap", "data": {"status": "Healthy"}})
         version = path.removeprefix("/apis/").removeprefix("/api/")
         group, _, number = version.rpartition("/")
         found = [{"name": one.plural, "kind": one.kind, "namespaced": one.is_namespaced} for one in cluster.kinds()
@@ -267,11 +272,13 @@ class Kubectl:
             ready = cluster.ready_at.get((kind.key, space, name), 0.0)
             cluster.advance(max(0.0, ready - cluster.clock.now))
             found = _need(cluster, kind, space, name)
-            until = cluster.clock.now + float(at(found, "spec.progressDeadlineSeconds") or 600)
-            while "readyReplicas" in (status := found.get("status") or {}) and \
-                    status["readyReplicas"] < status["replicas"]:
-                if cluster.clock.now > until:
+            until = cluster.clock.now + (_seconds(command.text("--timeout", "0s")) or float("inf"))
+            while rows(status := found.get("status") or {}, "conditions") and not (
+                    status["updatedReplicas"] == status["replicas"] == int(at(found, "spec.replicas") or 1)):
+                if any(one["reason"] == "ProgressDeadlineExceeded" for one in rows(status, "conditions")):
                     raise Refusal(f'error: deployment "{name}" exceeded its progress deadline')
+                if cluster.clock.now >= until:
+                    raise Refusal("error: timed out waiting for the condition")
                 cluster.advance(STEP_S)
         return "successfully rolled out\n"
 
@@ -399,8 +406,9 @@ def _find_objects(cluster: Cluster, words: list[str], command: ParsedCommand, *,
         fields = command.text("--field-selector")
         found = [one for one in found if is_selected(one, selector)]
         for part in filter(None, fields.split(",")):
-            name, _, value = part.replace("==", "=").partition("=")
-            found = [one for one in found if value in [str(each) for each in find(f".{name}", one)]]
+            name, sign, value = re.fullmatch(r"([^!=]+)(!=|==?)(.*)", part).groups()  # type: ignore[union-attr]
+            found = [one for one in found
+                     if (value in [str(each) for each in find(f".{name}", one)]) == (sign != "!=")]
         return found
     things = []
     for kind, where, name in _named(cluster, command, words):

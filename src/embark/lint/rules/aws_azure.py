@@ -13,6 +13,7 @@ from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
 
 _CREATE = {"eks": ("eksctl create cluster", "aws eks create-cluster"), "aks": ("az aks create",)}
+_VERSION_FLAGS = ("--version", "--kubernetes-version", "-k")
 EFA = "vpc.amazonaws.com/efa"
 _NOT_WITH_EFA = {
     "FI_PROVIDER": "libfabric finds EFA by itself",
@@ -21,53 +22,30 @@ _NOT_WITH_EFA = {
 }
 
 
-def old_eks(manifests: Manifests) -> Hits:
-    yield from _refused(manifests, "eks")
-
-
-def old_aks(manifests: Manifests) -> Hits:
-    yield from _refused(manifests, "aks")
+def old_kubernetes(manifests: Manifests, *, product: str) -> Hits:
+    support = manifests.catalog.support
+    known = [name for name in support if name.startswith(f"{product}-")]  # the oldest first
+    for name, location in kubernetes_versions(manifests):
+        is_refused = support[name].is_refused(manifests.today) if name in support else name < known[0]
+        if name.startswith(f"{product}-") and is_refused:
+            yield Hit(location, f"a cluster of {name} cannot be created any more", f"{known[-1]} or newer")
 
 
 def support_ends(manifests: Manifests) -> Hits:
     for name, location in kubernetes_versions(manifests):
         found = manifests.catalog.support.get(name)
         if found and not found.is_refused(manifests.today) and (notice := found.notice(manifests.today)):
-            yield Hit(location, notice, _newest(manifests, name))
-
-
-def _refused(manifests: Manifests, product: str) -> Hits:
-    known = manifests.catalog.support
-    oldest = min(_number(name) for name in known if name.startswith(f"{product}-"))
-    for name, location in kubernetes_versions(manifests):
-        is_refused = known[name].is_refused(manifests.today) if name in known else _number(name) < oldest
-        if name.startswith(f"{product}-") and is_refused:
-            version = name.partition("-")[2]
-            yield Hit(location, f"{product.upper()} creates no cluster with Kubernetes {version} any more",
-                      _newest(manifests, name))
-
-
-def _newest(manifests: Manifests, name: str) -> str:
-    product = name.partition("-")[0]
-    newest = max((one for one in manifests.catalog.support if one.startswith(f"{product}-")), key=_number)
-    return f"version {newest.partition('-')[2]} or newer"
-
-
-def _number(name: str) -> tuple[int, ...]:
-    return tuple(map(int, name.partition("-")[2].split(".")))
+            yield Hit(location, notice)
 
 
 def kubernetes_versions(manifests: Manifests) -> Iterator[tuple[str, Span]]:
     """Yield each version that a file creates a cluster with, as the catalog names it: `eks-1.35`."""
-    found: list[tuple[str, str, Span]] = []
+    found = [("eks", node.text, node.location) for document in manifests.of_kind("ClusterConfig")
+             if (node := document.at("metadata.version"))]
     for command in manifests.commands:
         for product, words in _CREATE.items():
-            version = command.flag("--version", "--kubernetes-version", "-k") if any(map(command.begins, words)) else ""
-            if version:
-                found.append((product, version, command.value_location("--version", "--kubernetes-version", "-k")))
-    for document in manifests.of_kind("ClusterConfig"):
-        node = document.at("metadata.version")
-        found += [("eks", node.text, node.location)] if node else []
+            if any(map(command.begins, words)):
+                found.append((product, command.flag(*_VERSION_FLAGS) or "", command.value_location(*_VERSION_FLAGS)))
     for product, version, location in found:
         if match := re.match(r"\d+\.\d+", version):
             yield f"{product}-{match[0]}", location

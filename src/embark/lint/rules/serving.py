@@ -13,9 +13,9 @@ from embark.lint.pods import Container, PodTemplate
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits
 from embark.lint.rules.jobs import GRACE_FIELD
-from embark.render.serving import GIB
+from embark.render.serving import GIB, versions_gib
 from embark.render.targets.endpoints import ARTIFACT
-from embark.render.targets.serve import PORT, TABLE_BYTES, TOKEN, disk_gib
+from embark.render.targets.serve import PORT, TABLE_BYTES, TOKEN
 from embark.spec.serve import DRAIN_S
 
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
@@ -87,7 +87,7 @@ def surge_without_room(server: Container, pod: PodTemplate, manifests: Manifests
 def disk_below_versions(server: Container, pod: PodTemplate) -> Hits:
     limit, tables = server.limits["ephemeral-storage"], quantity(pod.annotations.get(TABLE_BYTES, ""))
     have = quantity(limit.text) if limit else None
-    if have is not None and tables is not None and have < (need := disk_gib(tables)) * GIB:
+    if have is not None and tables is not None and have < (need := versions_gib(tables)) * GIB:
         yield Hit(limit, f"the limit is {limit.text}, and versions take up to {need} GiB", f"{need}Gi")
 
 

@@ -29,7 +29,7 @@ def render_vm(job: Job) -> list[File]:
     """Write `vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
     location = job.location
-    words = start_words(job, location, ["--generate-ssh-keys", "--custom-data", "cloud_init.yaml"])
+    words = start_words(job, location, ["--generate-ssh-keys", "--custom-data", Shell('"$FIRST_START"')])
     about = about_machines(job) + " A machine that is only shut down is still billed."
     return [
         script_file("vm.sh", "azure/vm.sh.j2", job, about=about, vm_image=IMAGE, steps=network_steps(job, location),
@@ -82,9 +82,11 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Commands that give the identity of a machine, `$principal`, roles in `$account` and `$registry`."""
+    """Commands that give the identity of a machine, `$principal`, roles in `$machine`, `$account` and `$registry`."""
 
     principal: Words
+    machine: Words
+    itself: Words  # Lets it deallocate itself when the run has ended.
     account: Words
     grants: tuple[Words, ...]
     registry: Words = ()  # Empty if the image is not in a registry of Azure.
@@ -103,6 +105,9 @@ def grant_words(job: Job) -> Grants:
     return Grants(
         principal=("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'),
                    "--query", "identity.principalId", "--output", "tsv"),
+        machine=("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'), "--query", "id",
+                 "--output", "tsv"),
+        itself=_grant("Virtual Machine Contributor", Shell('"$machine"')),
         account=("az", "storage", "account", "show", "--name", variable("STORAGE_ACCOUNT"),
                  "--query", "id", "--output", "tsv"),
         grants=tuple(grants),

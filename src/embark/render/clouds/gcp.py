@@ -29,7 +29,7 @@ INSTALLER_OF = {
 def render_vm(job: Job) -> list[File]:
     """Write `vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
-    words = start_words(job, job.location, ["--metadata-from-file=user-data=cloud_init.yaml"])
+    words = start_words(job, job.location, [Shell('--metadata-from-file=user-data="$FIRST_START"')])
     return [
         script_file("vm.sh", "gcp/vm.sh.j2", job, about=about_machines(job), image_family=IMAGE_FAMILY,
                     image_project=IMAGE_PROJECT, steps=[*account_steps(job), *network_steps(job)], start_words=words,
@@ -47,6 +47,8 @@ def account_steps(job: Job) -> list[Step]:
     create = ("gcloud", "iam", "service-accounts", "create", "embark-machines", _PROJECT)
     member = option("--member", Shell(f'"serviceAccount:{MACHINES_ACCOUNT[1:-1]}"'))
     roles = ["roles/artifactregistry.reader", "roles/logging.logWriter", "roles/monitoring.metricWriter"]
+    if job.target == "tpu-vm":  # A slice releases itself when the run has ended.
+        roles.append("roles/tpu.admin")
     grants: list[Words] = [
         ("gcloud", "projects", "add-iam-policy-binding", variable("PROJECT"), member, f"--role={role}",
          "--condition=None", "--format=none") for role in roles]

@@ -18,9 +18,19 @@ from embark.render.pod import (
     secret_variable,
     storage_settings,
 )
-from embark.render.serving import GIB, NATS_PORT, broker_name, has_own_broker, knows_tables, memory_gib, published_uri
+from embark.render.serving import (
+    GIB,
+    NATS_PORT,
+    artifact_bytes,
+    broker_name,
+    disk_gib,
+    has_own_broker,
+    knows_tables,
+    memory_gib,
+    published_uri,
+)
 from embark.render.shell_text import job_text
-from embark.render.targets.serve import PROMETHEUS_NAMESPACES, artifact_bytes, peers, render_serve
+from embark.render.targets.serve import PROMETHEUS_NAMESPACES, peers, render_serve
 from embark.render.yaml_text import note, plain
 from embark.spec.user_code import file_of
 
@@ -54,11 +64,11 @@ def render_follow(job: Job) -> list[File]:
     alive = Setting(HEARTBEAT, f"{SCRATCH}/heartbeat", "touched as long as it works; the kubelet looks at its time")
     values["env"] += env_rows([alive])
     follow = ["embark", "follow", SPEC_PATH, *(["--make-streams"] if stream.source == "nats" else [])]
-    publisher_gib = publisher_memory_gib(job)
     text = job_text(
         f"kubernetes/{FILE}.j2", job, **values, config=config, command=follow, container=CONTAINER,
         pod_labels={**job.labels, **TRAINER}, publisher_labels={**job.labels, **PUBLISHER},
-        publisher_command=["embark", "publish", run, "--watch"], publisher_gib=publisher_gib,
+        publisher_command=["embark", "publish", run, "--watch"], publisher_gib=publisher_memory_gib(job),
+        publisher_disk_gib=disk_gib(spec),
         publisher_env=[*env_rows([Setting("OMP_NUM_THREADS", "1", "the gate scores with one thread"),
                                   Setting("HOME", SCRATCH, "versions are fetched to the pod's own disk"), alive]),
                        *plain(env_rows(storage_settings(job)))],

@@ -17,7 +17,15 @@ from embark.render.pod import (
     secret_variable,
     storage_settings,
 )
-from embark.render.serving import GIB, artifact_of, knows_tables, memory_gib, server_name, token_secret
+from embark.render.serving import (
+    artifact_bytes,
+    artifact_of,
+    disk_gib,
+    knows_tables,
+    memory_gib,
+    server_name,
+    token_secret,
+)
 from embark.render.shell_text import job_text
 from embark.render.yaml_text import note
 from embark.spec import RunSpec
@@ -86,7 +94,7 @@ def resources(spec: RunSpec) -> dict[str, Any]:
     """Return what a replica requests, and its limits."""
     from embark.plan.serving import VCPUS
 
-    memory, disk = f"{memory_gib(spec)}Gi", f"{disk_gib(artifact_bytes(spec))}Gi"
+    memory, disk = f"{memory_gib(spec)}Gi", f"{disk_gib(spec)}Gi"
     return {"requests": {"cpu": note(str(VCPUS), "as --workers; a limit would throttle"),
                          "memory": memory, "ephemeral-storage": disk},
             "limits": {"memory": note(memory, "the tables' pages count, though they are mapped from a file"),
@@ -102,18 +110,6 @@ def surge_of(spec: RunSpec) -> int:
     """Replicas that a rollout starts before it ends an old one."""
     surge = spec.serve.max_surge
     return int(spec.serve.min_replicas == 1) if surge is None else surge
-
-
-def artifact_bytes(spec: RunSpec) -> float:
-    """Return the size of its tables, which are nearly all of it."""
-    from embark.plan.serving import table_bytes
-
-    return table_bytes(spec, spec.serve.tables) if knows_tables(spec) else memory_gib(spec) * GIB
-
-
-def disk_gib(num_bytes: float) -> int:
-    """Disk for the artifact and a new version beside it."""
-    return math.ceil(2.4 * num_bytes / GIB)
 
 
 def start_s(num_bytes: float) -> int:

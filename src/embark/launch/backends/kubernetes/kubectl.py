@@ -97,8 +97,10 @@ class Kubectl:
         return _object(done.out)
 
     def may(self, verb: str, resource: str) -> bool:
-        """Return whether the user has a right, by a SelfSubjectAccessReview."""
-        done = self._call(lambda: self._shell.ask(self.words("auth", "can-i", verb, resource)), fine=("other",))
+        """Return whether the user has a right, by a SelfSubjectAccessReview. `pods/log` is a subresource."""
+        name, _, part = resource.partition("/")  # kubectl would take `log` for the name of a pod
+        words = self.words("auth", "can-i", verb, name, *([f"--subresource={part}"] if part else []))
+        done = self._call(lambda: self._shell.ask(words), fine=("other",))
         return done.out.strip() == "yes"
 
     def refusal(self, thing: Mapping[str, Any]) -> str:

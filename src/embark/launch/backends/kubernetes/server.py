@@ -8,13 +8,14 @@ from typing import Any
 from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.formatting import pluralize
+from embark.kubernetes.contract import Forbidden
 from embark.kubernetes.names import COMPONENT, INSTANCE, INSTANCE_TYPE
 from embark.kubernetes.objects import at, condition_of, name_of, texts
 from embark.kubernetes.pods import room_for
 from embark.launch.backend import CancelResult, LaunchRequest, Reason, Replica, Resource, RunEvent, RunHandle, Status
 from embark.launch.backend import time_s as to_time_s
 from embark.launch.backends.kubernetes.backend import Kubernetes, require_image
-from embark.launch.backends.kubernetes.kubectl import Forbidden, Kubectl, NoSuchKind
+from embark.launch.backends.kubernetes.kubectl import Kubectl, NoSuchKind
 from embark.launch.backends.kubernetes.pods import PodStatus
 from embark.launch.backends.kubernetes.status import RunKind
 from embark.render.job import make_job
