@@ -60,9 +60,6 @@ class StreamSpec(Section):
     `embark follow --make-streams` set or check it."""
     broker_gib: PositiveInt = 100
     """Disk of the broker that `place.target` `follow` deploys: it has to hold `retention_hours` of records."""
-    storage_class: str = Field(default="", max_length=63, pattern=r"^$|^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
-    """StorageClass of that disk; empty: that of the cluster's scripts or, without `place.infrastructure`, the cluster's
-    default, which EKS does not have."""
     secret: str = Field(default="", max_length=63, pattern=r"^$|^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
     """A Kubernetes Secret with the file `options.toml`, for `EMBARK_STREAM_OPTIONS` in the trainer's pod. The broker
     that `place.target` `follow` deploys takes its `token` too; empty: `NAME-nats`."""

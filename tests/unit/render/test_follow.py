@@ -139,7 +139,7 @@ def test_nats_takes_its_configuration_and_refuses_who_has_no_token(tmp_path):
 
 
 @pytest.mark.parametrize(("sets", "name"), [
-    ((), None), (("stream.storage_class=fast",), "fast"), (("place.infrastructure=true",), "embark-gp3")])
+    ((), None), (("place.storage_class=fast",), "fast"), (("place.cluster=create",), "embark-gp3")])
 def test_the_broker_s_disk_has_a_class_where_it_is_known(sets, name):
     files = files_of(*NATS, *sets)
     broker = objects(files, "nats.yaml")["StatefulSet", "clicks-nats"]
@@ -211,7 +211,7 @@ def test_what_cannot_be_deployed_is_refused(sets, field):
 
 
 def test_a_server_that_may_write_and_a_disk_nobody_makes_are_found():
-    sets = (*NATS, "place.infrastructure=true")
+    sets = (*NATS, "place.cluster=create")
     files = {path: text for path, text in files_of(*sets).items() if path.endswith((".yaml", ".sh"))}
     assert lint_texts(files) == []
     for code, path, old, new in (
@@ -222,7 +222,7 @@ def test_a_server_that_may_write_and_a_disk_nobody_makes_are_found():
         assert old in files[path]
         assert {one.code for one in lint_texts({**files, path: files[path].replace(old, new)})} == {code}
     files = {path: text for path, text in files_of(
-        *NATS, "place.machine=g2-standard-4", "place.infrastructure=true", "store.root=gs://bucket/runs",
+        *NATS, "place.machine=g2-standard-4", "place.cluster=create", "store.root=gs://bucket/runs",
         "publish.to=").items() if path.endswith((".yaml", ".sh"))}
     assert lint_texts(files) == []
     planted = files["gke_cluster.sh"].replace("roles/storage.objectViewer", "roles/storage.objectAdmin")

@@ -101,9 +101,7 @@ def metric_nobody_serves(document: Document, manifests: Manifests) -> Hits:
         return
     for trigger in document.at("spec.triggers"):
         pods = [pod for _, pod in servers(manifests) if pod.document.name == _target(document)[1]]
-        if trigger["type"].text == "prometheus" and any(
-                "prometheus.io/scrape" not in pod.annotations and not _selectors(pod, manifests, *MONITORS)
-                for pod in pods):
+        if trigger["type"].text == "prometheus" and not all(_selectors(pod, manifests, *MONITORS) for pod in pods):
             yield Hit(trigger, "no PodMonitor or PodMonitoring selects the pods: Prometheus reads no metric of theirs",
                       "kubectl apply -f serve_metrics.yaml too: embark render writes it")
 
@@ -123,9 +121,9 @@ def server_may_write(server: Container, pod: PodTemplate, manifests: Manifests) 
     account, namespace = pod.spec["serviceAccountName"], pod.document.namespace
     for other in manifests.pods if account else ():
         words = [embark_words(container.argv)[:1] for container in other.containers]
-        if other.spec["serviceAccountName"].text == account.text and other.document.namespace == namespace and (
-                other.is_training or ["follow"] in words or ["publish"] in words):
-            yield Hit(account, f"it runs as {account.text}, as {other.document.name} does, which writes")
+        if other.spec["serviceAccountName"].text == account.text and other.document.namespace == namespace and \
+                ["serve"] not in words:
+            yield Hit(account, f"it runs as {account.text}, as {other.document.name} does")
     for cluster in manifests.of_kind("ClusterConfig"):
         for one in cluster.at("iam.podIdentityAssociations"):
             allowed = [action for statement in one.at("permissionPolicy.Statement") for action in statement["Action"]]
@@ -143,10 +141,9 @@ def config_without_checksum(pod: PodTemplate) -> Hits:
     """The pods go on with the files of before when their ConfigMap changes."""
     commands = [embark_words(container.argv)[:1] for container in pod.containers]
     mounted = [one["configMap"] for one in pod.spec["volumes"] if one["configMap"]]
-    if pod.kind in ("Deployment", "StatefulSet") and mounted and not any("checksum" in key for key in pod.annotations) \
-            and any(words in (["serve"], ["follow"], ["publish"]) for words in commands):
-        yield Hit(mounted[0], f"the pods read ConfigMap {mounted[0]['name'].text}, and none of their annotations "
-                  "follows from it")
+    if pod.kind in ("Deployment", "StatefulSet") and mounted and "checksum" not in " ".join(pod.annotations) and any(
+            words in (["serve"], ["follow"], ["publish"]) for words in commands):
+        yield Hit(mounted[0])
 
 
 def kserve_without_mode(document: Document) -> Hits:

@@ -94,7 +94,7 @@ def render_follow(job: Job) -> list[File]:
 
 def storage_class(job: Job) -> str:
     """Return the StorageClass of the broker's disk; empty: the cluster's default."""
-    return job.spec.stream.storage_class or ("" if job.place.is_existing else STORAGE_CLASSES[job.cloud])
+    return job.place.storage_class if job.place.is_existing else STORAGE_CLASSES[job.cloud]
 
 
 def publisher_memory_gib(job: Job) -> int:

@@ -62,6 +62,11 @@ class KubernetesServer(Kubernetes):
                 raise UserError(f"the namespace {namespace} has no Secret {secret}", fix=(
                     (f"kubectl create namespace {namespace}; " if is_new else "") + 'TOKEN="$(openssl rand -hex 32)"; '
                     f"kubectl create secret generic {secret} --namespace {namespace} {options}"))
+        account = spec.serve.service_account
+        if spec.place.is_existing and not self._has(handle, "serviceaccounts", account, otherwise=True):
+            raise UserError(f"the namespace {namespace} has no service account {account}, as which the servers read",
+                            fix=f"kubectl create serviceaccount {account} --namespace={namespace}, or set "
+                                "serve.service_account")
         if spec.serve.autoscaler == "adapter" and not self._has(handle, "apiservices", CUSTOM_METRICS, otherwise=True):
             raise UserError('serve.autoscaler = "adapter": the cluster serves no custom metrics',
                             fix='"hpa" goes by CPU alone; or install an adapter, such as prometheus-adapter')
