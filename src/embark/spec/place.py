@@ -34,7 +34,7 @@ Amounts = Annotated[tuple[Annotated[str, Field(max_length=400, pattern=f"^{_KEY}
 
 CLUSTER_TARGETS: tuple[Target, ...] = (*get_args(PodTarget), "follow", "serve", "kserve")
 """Targets whose pods run in a Kubernetes cluster."""
-EXISTING_FIELDS = ("node_selector", "tolerations", "resources", "claim", "pull_secret")
+EXISTING_FIELDS = ("node_selector", "tolerations", "resources", "claim", "storage_class", "pull_secret")
 """Fields that describe how a cluster that exists differs from one that Embark creates."""
 
 ELASTIC_TARGETS: tuple[Target, ...] = ("job", "pytorchjob", "vm")
@@ -146,6 +146,9 @@ class PlaceSpec(Section):
     `["rdma/ib=8", "cpu=96", "memory=900Gi"]`."""
     claim: str = Field(default="", max_length=253, pattern=rf"{LABEL}|^$")
     """Existing cluster: a PersistentVolumeClaim of the namespace to mount at `volume_path`."""
+    storage_class: str = Field(default="", max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$|^$")
+    """Existing cluster: the StorageClass of the broker's disk in a deployment that follows a stream; empty: the
+    cluster's default."""
     pull_secret: str = Field(default="", max_length=253, pattern=r"^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$|^$")
     """Existing cluster: a Secret of the namespace by which nodes pull the image; empty: they may by themselves, or the
     service account names one."""

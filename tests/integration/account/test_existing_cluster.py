@@ -93,7 +93,7 @@ LACKS: dict[str, tuple[Callable[[AccountShell], None], list[str], str, str]] = {
     "registry": (drop("secret", "ghcr"), [], "no secret ghcr", "--docker-server=ghcr.io"),
     "queue": (drop("localqueue", "ads"), [], "LocalQueue ads is not there", "kubectl get localqueues"),
     "claim": (drop("pvc", "shared"), [], "no claim shared", "kubectl describe persistentvolumeclaim shared"),
-    "storage_class": (drop("storageclass", "fast"), STREAM, "no class is the default", "stream.storage_class"),
+    "storage_class": (drop("storageclass", "fast"), STREAM, "no class is the default", "place.storage_class"),
     "labels": (pool(labels={}), [], "0 of 2 ready nodes with gpu.nvidia.com/class=H100", "place.node_selector"),
     "taints": (pool(taints=({"key": "dedicated", "value": "nlp", "effect": "NoSchedule"},)), [],
                "not tolerated: dedicated=nlp:NoSchedule", 'place.tolerations = ["dedicated=nlp:NoSchedule"]'),

@@ -84,12 +84,12 @@ def test_shellcheck_finds_nothing(tmp_path: Path):
 
 @pytest.mark.needs("shellcheck")
 def test_shellcheck_parses_the_templates(tmp_path: Path):
-    """Statements are comments to it; a value is a word."""
+    """Statements are comments to it; a value is a word, or the name of a variable."""
     templates = sorted(TEMPLATES.rglob("*.sh.j2"))
     assert len(templates) > 20
     for path in templates:
         copy = tmp_path / str(path.relative_to(TEMPLATES)).replace("/", "-")
-        copy.write_text(re.sub("@@.*?@@", "64", path.read_text()))
+        copy.write_text(re.sub("@@.*?@@", "64", re.sub(r"\$@@.*?@@", "$NAME", path.read_text())))
     done = subprocess.run(["shellcheck", "--shell=bash", "--severity=error", *tmp_path.iterdir()],
                           capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stdout
