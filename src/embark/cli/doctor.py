@@ -27,9 +27,7 @@ def doctor(
     spec
         With --cloud: the spec whose machines, region and bucket are checked.
     cloud
-        Instead, check the cloud account: identity, quotas, machine availability, budgets, the bucket. With
-        place.cluster = "existing", check what the cluster of kubectl lacks for the run; with place.target = "slurm",
-        whether Slurm would start it.
+        Instead, check the cloud account, or the existing cluster or the Slurm that the spec names.
     machine
         With --cloud: a machine from embark catalog list, if no spec names one.
     """
