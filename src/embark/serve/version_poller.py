@@ -126,7 +126,6 @@ class VersionPoller:
         self._versions, self._model, self._poll_s = open_versions(uri), model, poll_s
         self._stopping = threading.Event()
         self._retry_s, self._retry_from_s = poll_s, 0.0
-        self._has_read_file = False
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -180,10 +179,9 @@ class VersionPoller:
         number = None
         try:
             found = current(self._versions)
-            if found.version and found.text is None and self._has_read_file:  # the newest may be a rejected one
+            if found.text is None and found.version not in (0, self._model.version):  # the newest may be a rejected one
                 raise DataError(f"{self._versions.store.where(CURRENT)} is gone",
                                 fix=f"`embark rollback {self._versions.store.uri} VERSION` writes it again")
-            self._has_read_file |= found.text is not None
             number = found.version
         finally:
             self._model.set_state(number, self._model.refused)

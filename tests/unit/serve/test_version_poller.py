@@ -284,6 +284,13 @@ def test_a_server_stays_at_its_version_while_current_json_is_gone(runs, polled):
     assert polled.poll() == 2
 
 
+def test_a_server_that_has_not_polled_yet_stays_at_its_version_while_current_json_is_gone(runs, polled):
+    export_run(runs["second"], polled.uri)
+    (Path(polled.uri) / "current.json").unlink()
+    assert polled.poll() == 1
+    assert [change.refused for change in polled.changes] == [f"{polled.uri}/current.json is gone"]
+
+
 def test_a_version_that_gives_recorded_rows_no_finite_score_is_refused(runs, polled):
     export_run(runs["second"], polled.uri)
     polled.poll()
