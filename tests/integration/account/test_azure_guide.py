@@ -6,7 +6,7 @@ import re
 
 import pytest
 from integration.account.guide import (
-    RAY_HAS_TRAINED,
+    RAY_HAS_RUN,
     SCORE,
     WarmSession,
     copy_of_clone,
@@ -31,7 +31,7 @@ def test_azure_guide_trains_serves_and_leaves_nothing_that_costs_money(tmp_path,
     print(walked.coverage())  # Commands by real programs and by stand-ins.
     # Job, JobSet, TrainJob, PyTorchJob, RayJob, four machines and spot machines: each job ends.
     assert len(re.findall(r"^done$", walked.output, re.MULTILINE)) >= 7
-    assert RAY_HAS_TRAINED.search(walked.output)
+    assert RAY_HAS_RUN.search(walked.output)
     assert re.search(r"^dlrm on 2 x \S+: 16 ranks: succeeded$", walked.output, re.MULTILINE)  # `embark launch` says so.
     assert re.search(r"^dlrm-serve: 2 to 10 replicas: running$", walked.output, re.MULTILINE)
     assert SCORE.search(walked.output)  # By the model that the guide trained.
