@@ -108,7 +108,7 @@ SKIPS = {
     "pip install": "the package under test is installed already",
     "tensorboard": "does not end",
 }
-SCORE = re.compile(r'\{"scores":\[0\.\d+\]')
+SCORE = re.compile(r'\{"version":1,"scores":\[\d[\d.e-]*\],"errors":\[\]\}')
 """The server's answer to the guide's request."""
 
 
