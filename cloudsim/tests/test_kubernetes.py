@@ -331,6 +331,18 @@ def test_a_pod_waits_for_its_secret_and_starts_with_it(account: Account):
     assert run(account, "kubectl", "wait", "job/one", "--for=condition=Complete", "--timeout=1h").code == 0
 
 
+def test_a_secret_is_read_back_in_base64(account: Account):
+    run(account, "kubectl", "create", "secret", "generic", "keys", "--from-literal=token=abc")
+    assert run(account, "kubectl", "get", "secret", "keys", "--output", "jsonpath={.data.token}").out == "YWJj"
+
+
+@pytest.mark.parametrize(("port", "message"), [("8000:80", "pod is not running"), ("8000:81", "service port 81")])
+def test_no_port_is_forwarded_without_a_server(account: Account, port: str, message: str):
+    apply(account, {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+                    "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]}})
+    assert message in run(account, "kubectl", "port-forward", "service/web", port).err
+
+
 def test_a_script_that_waits_for_ever_is_stopped(account: Account):
     apply(account, job(nodeSelector={"topology.kubernetes.io/zone": "nowhere"}))
     naps = 0
