@@ -319,6 +319,16 @@ def test_a_pod_waits_for_its_secret_and_starts_with_it(account: Account):
     assert run(account, "kubectl", "wait", "job/one", "--for=condition=Complete", "--timeout=1h").code == 0
 
 
+def test_time_passes_for_a_program_that_only_asks_again(account: Account, untrained: None):
+    (cluster,) = account.clusters.values()
+    cluster.resize_pool("system", 0)
+    cluster.resize_pool("system", 1)  # Its machine starts while the job waits.
+    apply(account, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}, job())
+    asked = [run(account, "kubectl", "get", "job", "one", "--output=json").out for _ in range(8)]
+    assert '"Complete"' not in asked[0]
+    assert '"Complete"' in asked[-1]
+
+
 def test_a_script_that_waits_for_ever_is_stopped(account: Account):
     apply(account, job(nodeSelector={"topology.kubernetes.io/zone": "nowhere"}))
     naps = 0
