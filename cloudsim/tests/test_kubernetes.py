@@ -309,6 +309,18 @@ def test_fields_of_a_container_are_checked(account: Account, container: dict, me
     assert message in apply(account, job(containers=[{"name": "main", "image": "app:1", **container}]))
 
 
+@pytest.mark.parametrize(("action", "message"), [
+    ("FailJobSet", "one created"), ("FailJob", 'Unsupported value: "FailJob"')])
+def test_the_rules_of_a_jobset_have_actions_of_their_own(account: Account, action: str, message: str):
+    release = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml"
+    assert run(account, "kubectl", "apply", "--server-side", "-f", release).code == 0
+    run(account, "sleep", "60")
+    node = {"name": "node", "replicas": 1, "template": {"spec": job()["spec"]}}
+    spec = {"failurePolicy": {"rules": [{"action": action}]}, "replicatedJobs": [node]}
+    assert message in apply(account, {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet",
+                                      "metadata": {"name": "one"}, "spec": spec})
+
+
 def test_a_pod_waits_for_its_secret_and_starts_with_it(account: Account):
     secret = {"name": "main", "image": "app:1", "command": ["embark", "data", "copy", "s3://a/b", "/tmp/x"],
               "envFrom": [{"secretRef": {"name": "keys"}}]}

@@ -23,7 +23,7 @@ from embark.rehearse.controller import Observer
 from embark.rehearse.manifest import read_texts
 from embark.rehearse.rehearsal import rehearse
 from embark.rehearse.training import prepare_training
-from embark.rehearse.workload import NO_RAY, SUBMITTER
+from embark.rehearse.workload import NO_RAY
 from embark.render.command import SPEC_VARIABLE
 from embark.spec.load import parse_spec
 
@@ -83,8 +83,8 @@ def _training_trouble(cluster: Cluster, pods: Sequence[Pod], stored: Sequence[Ob
     """Return which path or address of the spec a pod cannot reach, and why."""
     for pod, one, pool in zip(pods, stored, pools, strict=True):
         text = next((mount.files[SPEC_FILE] for mount in pod.mounts if SPEC_FILE in mount.files), "")
-        if pod.container == SUBMITTER:
-            continue  # The driver runs on the head.
+        if not pod.trains:
+            continue  # A Ray cluster's head and the pod that submits its driver read no data.
         if SPEC_VARIABLE in pod.env:
             text = base64.b64decode(pod.env[SPEC_VARIABLE]).decode()
         if not text:
