@@ -167,7 +167,6 @@ def test_a_device_is_there_when_its_plugin_tolerates_the_nodes(account: Account)
     assert run(account, *chart).code == 0
     run(account, "sleep", "60")
     assert "vpc.amazonaws.com/efa" not in cluster.allocatable(cluster.nodes[-1]), "its pods do not tolerate the taint"
-    run(account, "helm", "uninstall", "aws-efa-k8s-device-plugin", "-n", "kube-system")
     assert run(account, *chart, "--set-json", 'tolerations=[{"operator":"Exists"}]').code == 0
     run(account, "sleep", "60")
     assert cluster.allocatable(cluster.nodes[-1])["vpc.amazonaws.com/efa"] == 4

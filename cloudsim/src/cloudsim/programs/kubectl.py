@@ -363,8 +363,9 @@ def _merge(thing: Any, patch: Any) -> Any:
 def _meets(cluster: Cluster, thing: Object, condition: str) -> bool:
     kind, _, rest = condition.partition("=")
     if kind == "jsonpath":
-        path, _, wanted = rest.rpartition("=")
-        return wanted in [str(one) for one in find(path.strip("'{}"), thing)]
+        path, _, wanted = rest.partition("}")
+        values = find(path.lstrip("'{"), thing)
+        return wanted.strip("'=") in map(str, values) if "=" in wanted else any(values)
     name, _, wanted = rest.partition("=")
     key = (thing["kind"], thing["metadata"].get("namespace", ""), thing["metadata"]["name"])
     if key in cluster.ready_at and name.lower() == "available":
