@@ -167,7 +167,6 @@ def test_a_device_is_there_when_its_plugin_tolerates_the_nodes(account: Account)
     assert run(account, *chart).code == 0
     run(account, "sleep", "60")
     assert "vpc.amazonaws.com/efa" not in cluster.allocatable(cluster.nodes[-1]), "its pods do not tolerate the taint"
-    run(account, "helm", "uninstall", "aws-efa-k8s-device-plugin", "-n", "kube-system")
     assert run(account, *chart, "--set-json", 'tolerations=[{"operator":"Exists"}]').code == 0
     run(account, "sleep", "60")
     assert cluster.allocatable(cluster.nodes[-1])["vpc.amazonaws.com/efa"] == 4
@@ -341,6 +340,16 @@ def test_no_port_is_forwarded_without_a_server(account: Account, port: str, mess
     apply(account, {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
                     "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]}})
     assert message in run(account, "kubectl", "port-forward", "service/web", port).err
+
+
+def test_time_passes_for_a_program_that_only_asks_again(account: Account, untrained: None):
+    (cluster,) = account.clusters.values()
+    cluster.resize_pool("system", 0)
+    cluster.resize_pool("system", 1)  # Its machine starts while the job waits.
+    apply(account, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}, job())
+    asked = [run(account, "kubectl", "get", "job", "one", "--output=json").out for _ in range(8)]
+    assert '"Complete"' not in asked[0]
+    assert '"Complete"' in asked[-1]
 
 
 def test_a_script_that_waits_for_ever_is_stopped(account: Account):
