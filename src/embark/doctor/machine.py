@@ -185,7 +185,7 @@ def check_prices(today: datetime.date, catalog: Catalog | None = None) -> Check:
 
 def check_versions(today: datetime.date) -> Check:
     """Check that the versions in rendered files are supported for some time."""
-    rendered = [one for one in load_catalog().support.values() if one.is_rendered]
+    rendered = [one for one in load_catalog().support.values() if one.version and one.ends]
     notices = [notice for one in rendered if (notice := one.notice(today))]
     first = min(rendered, key=lambda one: one.ends)
     return check("versions", not notices, "; ".join(notices) or f"{first.title} is supported until {first.ends}",

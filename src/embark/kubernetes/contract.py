@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from embark.catalog import load_catalog
 from embark.errors import EmbarkError, UserError
 from embark.kubernetes.names import IDENTITY_ANNOTATIONS
-from embark.kubernetes.objects import OPERATOR_VERSIONS, K8sObject, Objects, at, condition_of, quantity, rows, texts
+from embark.kubernetes.objects import K8sObject, Objects, at, condition_of, quantity, rows, texts
 from embark.kubernetes.pods import GPU_RESOURCES, TPU, pod_specs, trains
 
 CONTRACT: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -132,7 +133,7 @@ class Contract:
             is_met = False
             install = CONTRACT["installs"].get("vcjob" if "volcano" in version else kind.lower(), "")
             yield self._finding("kinds", False, f"{kind} of {version} is not known", install=install.format_map(
-                OPERATOR_VERSIONS) or f"ask the cluster's owner to install the operator of {kind}")
+                load_catalog().versions) or f"ask the cluster's owner to install the operator of {kind}")
         if is_met:
             yield Finding("kinds", "met", ", ".join(dict.fromkeys(kind for _, kind in kinds)))
 

@@ -16,7 +16,7 @@ from cloudsim.kubernetes.cloud import NodePool, VolumeFacts
 from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.kinds import releases
 from cloudsim.programs import add_common_programs
-from embark.kubernetes.objects import OPERATOR_VERSIONS
+from embark.catalog import load_catalog
 from embark.launch.shell import CommandResult, Shell
 
 GPUS = NodePool("h100", "gpu-8x-h100", "zone-1", 2, {
@@ -39,7 +39,7 @@ CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name
                   "resources": {"requests": {"storage": "10Ti"}}}}
 STORAGE_CLASS = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {
     "name": "fast", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}, "provisioner": "fast.csi"}
-KUEUE = f"https://github.com/kubernetes-sigs/kueue/releases/download/{OPERATOR_VERSIONS['kueue']}/manifests.yaml"
+KUEUE = f"https://github.com/kubernetes-sigs/kueue/releases/download/{load_catalog().versions['kueue']}/manifests.yaml"
 QUOTA = {"cpu": 400, "memory": "4000Gi", "nvidia.com/gpu": 16, "rdma/ib": 16}
 QUEUE: list[dict[str, Any]] = [
     {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "h100"}, "spec": {}},
