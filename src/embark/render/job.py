@@ -407,7 +407,7 @@ def make_job(spec: RunSpec, catalog: Catalog) -> Job:
     if is_following:
         mistakes += follow_mistakes(spec)
     if is_serving or is_following:
-        mistakes += [*serve_mistakes(spec, catalog), *endpoint_mistakes(spec, job.cloud),
+        mistakes += [*serve_mistakes(spec, catalog, job.cloud), *endpoint_mistakes(spec, job.cloud),
                      *_account_mistakes(job, artifact_of(spec))]
     if spec.place.target == SLURM:  # region, capacity, storage and identity are the cluster's own
         mistakes += [*_target_mistakes(job), *_budget_mistakes(job)]
