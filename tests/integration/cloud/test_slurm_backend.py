@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class Login:
     def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
         self.env = {**os.environ, **cluster.environment, "XDG_DATA_HOME": str(folder / "data"),
-                    "OMP_NUM_THREADS": "1", "EMBARK_LEASE_TTL_S": "10"}
+                    "OMP_NUM_THREADS": "1", "EMBARK_LEASE_S": "10"}
 
     def embark(self, *words: str, code: int | None = 0) -> Any:
         done = subprocess.run([sys.executable, "-m", "embark", *words], cwd=self.folder, env=self.env,
@@ -52,6 +53,16 @@ class Login:
         every = (*SMALL, f"name={name}", "place.target=slurm", f"place.nodes={nodes}",
                  f"place.slurm.venv={sys.prefix}", *sets)
         self.embark("launch", "quickstart", *settings(every), code=code)
+        return self.job_id(name)
+
+    def tune(self, name: str, *words: str) -> str:
+        """Submit a search of two workers; returns the number of its array."""
+        every = (*SMALL, "place.target=slurm", "place.nodes=3", f"place.slurm.venv={sys.prefix}", f"name={name}")
+        self.embark("tune", "quickstart", *settings(every), "--workers=2", "--search=train.learning_rate=0.001..0.1",
+                    *words)
+        return self.job_id(f"{name}-tune")
+
+    def job_id(self, name: str) -> str:
         found = self.folder / "data" / "embark" / "runs" / "slurm" / name / "job_id"
         return found.read_text() if found.exists() else ""
 
@@ -168,6 +179,40 @@ def test_cancel_saves_and_leaves_nothing(login, cluster):
     cluster.wait_for("no process is left", lambda: not cluster.job_processes())
     assert set(os.listdir(login.folder / "runs" / "ended" / "checkpoints")) - steps
     assert cluster.job(job_id)["Restarts"] == "0"
+
+
+def test_the_jobs_of_an_array_share_the_trials_of_a_search(login, cluster):
+    array = login.tune("found", "--trials=3", *settings(SHORT))
+    cluster.wait_for("the search ends", lambda: login.state("found-tune") == "succeeded")
+    logs = [login.log("found-tune", f"{array}_{index}") for index in range(2)]
+    assert all("embark: the ranks ended with exit code 0" in log for log in logs)
+    result = json.loads((login.folder / "runs/found-tune/tune.json").read_text())
+    assert result["stopped_by"] == "trials"
+    assert [trial["state"] for trial in result["trials"]] == ["complete"] * 3
+    assert [len(login.events(f"found-tune/trial-000{index}", "start")) for index in range(3)] == [1, 1, 1]
+    best = tomllib.loads((login.folder / "runs/found-tune/best.toml").read_text())
+    assert best["place"]["nodes"] == 3
+    shown = login.embark("logs", "found-tune")
+    assert "found-tune_0 |" in shown
+    assert "found-tune_1 |" in shown
+    assert "found-tune: succeeded" in login.embark("diagnose", "found-tune")
+
+
+def test_workers_of_a_search_are_requeued_and_cancelled_together(login, cluster):
+    array = login.tune("long", "--trials=9", *settings(ENDLESS))
+    for index in range(2):
+        login.wait_for_checkpoint(f"long-tune/trial-000{index}", array)
+    status = login.embark("status", "long-tune", "--json")
+    assert (status["state"], [one["index"] for one in status["replicas"]]) == ("running", [0, 1])
+    cluster.ask("scancel", "--signal=TERM", f"{array}_1")
+    cluster.wait_for("the worker is requeued", lambda: cluster.job(f"{array}_1")["Restarts"] == "1")
+    assert login.state("long-tune") == "running"
+    cluster.wait_for("it begins another trial", lambda: login.events("long-tune/trial-0002", "step"))
+    login.embark("cancel", "long-tune", "--yes")
+    assert not cluster.ask("squeue", "--noheader")
+    cluster.wait_for("no process is left", lambda: not cluster.job_processes())
+    assert cluster.job(f"{array}_0")["Restarts"] == "0"
+    assert "embark: the ranks ended with exit code 75" in login.log("long-tune", f"{array}_0")
 
 
 def test_scancel_of_a_user_is_not_undone_by_the_script(login, cluster):
