@@ -233,14 +233,17 @@ class Search:
             with self._alone():
                 begun = self._trials()
                 left = [one for one in begun if not one.state.is_finished() and one.number not in self._elsewhere]
-                if not left or (self.request.workers > 1 and len(begun) < self.request.trials):
-                    left = [self._study.ask()] if len(begun) < self.request.trials else []
-            if not left:
+                can_begin = len(begun) < self.request.trials
+                if can_begin and (not left or self.request.workers > 1):
+                    found: optuna.Trial | optuna.trial.FrozenTrial | None = self._study.ask()
+                else:
+                    found = left[0] if left else None
+            if found is None:
                 yield None, {}
                 return
             self._study.sampler = optuna.samplers.TPESampler(
-                seed=self.spec.train.seed + left[0].number, multivariate=True, constant_liar=self.request.workers > 1)
-            trial = optuna.Trial(self._study, left[0]._trial_id)
+                seed=self.spec.train.seed + found.number, multivariate=True, constant_liar=self.request.workers > 1)
+            trial = optuna.Trial(self._study, found._trial_id)
             values = {field: dimension.suggest(trial, field) for field, dimension in self._space.items()}
             self._check_values(trial.number, values)
             yield trial, values

@@ -181,6 +181,65 @@ def test_cancel_saves_and_leaves_nothing(login, cluster):
     assert cluster.job(job_id)["Restarts"] == "0"
 
 
+def stand_in(folder: Path, name: str, body: str) -> None:
+    """A program of this name that parses its words strictly, found before any other."""
+    program = folder / "bin" / name
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f"#!{sys.executable}\nimport os, re, sys\n{body}")
+    program.chmod(0o755)
+
+
+# `srun` with the options of Pyxis as its args.c parses them: an image or a file, pairs of absolute paths, a folder.
+PYXIS = r"""
+rest, given = [], {}
+for word in sys.argv[1:]:
+    name, _, value = word.partition("=")
+    if not rest and name.startswith("--container-"):
+        assert value and name not in given, word
+        given[name] = value
+    elif rest or not word.startswith("--"):
+        rest.append(word)
+    else:
+        given[word] = ""
+image, mounts = given.pop("--container-image"), given.pop("--container-mounts").split(",")
+assert re.fullmatch(r"([^@#]+@)?([^@#/]+#)?[^@#]+(:[\w.-]+)?", image) and image == "ghcr.io#me/embark:1", image
+for mount in mounts:
+    source, target = mount.split(":")
+    assert source == target and os.path.isdir(source), mount
+assert os.path.isdir(given.pop("--container-workdir"))
+os.environ["PATH"] = PYTHON + ":" + os.environ["PATH"]
+os.execv("/usr/bin/srun", ["srun", *given, *rest])
+"""
+# `apptainer exec` with the options of its action_flags.go that are used here.
+APPTAINER = r"""
+words = sys.argv[1:]
+assert words.pop(0) == "exec"
+given = {}
+while words[0].startswith("--"):
+    name = words.pop(0)
+    assert name in ("--pwd", "--bind"), name  # without GPUs no --nv
+    given[name] = words.pop(0)
+assert words.pop(0) == "docker://ghcr.io/me/embark:1"
+for path in given["--bind"].split(","):
+    assert os.path.isdir(path), path
+os.chdir(given["--pwd"])
+os.environ["PATH"] = PYTHON + ":" + os.environ["PATH"]
+os.execvp(words[0], words)
+"""
+
+
+@pytest.mark.parametrize(("container", "name", "body"), [("pyxis", "srun", PYXIS),
+                                                         ("apptainer", "apptainer", APPTAINER)])
+def test_a_container_gets_options_that_its_program_takes(login, container, name, body):
+    """Neither Pyxis nor Apptainer is here: a stand-in checks the options, then runs the ranks without a container."""
+    stand_in(login.folder, name, body.replace("PYTHON", repr(str(Path(sys.executable).parent))))
+    login.env["PATH"] = f"{login.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    job_id = login.launch("boxed", *SHORT, f"place.slurm.container={container}", "place.image=ghcr.io/me/embark:1",
+                          f'place.slurm.mounts=["{login.folder.parent}"]')
+    assert login.wait_for_end("boxed", job_id) == "succeeded", login.log("boxed", job_id)
+    assert len(login.losses("boxed")) == 30
+
+
 def test_the_jobs_of_an_array_share_the_trials_of_a_search(login, cluster):
     array = login.tune("found", "--trials=3", *settings(SHORT))
     cluster.wait_for("the search ends", lambda: login.state("found-tune") == "succeeded")
@@ -251,13 +310,14 @@ def python_that(folder: Path, line: str) -> str:
     return f"place.slurm.venv={folder / 'venv'}"
 
 
-@pytest.mark.parametrize(("line", "code", "num_restarts"),
-                         [("exit 70", 70, 3), ("exit 1", 1, 0), ("kill -9 $$", 137, 3)])
-def test_faults_are_retried_a_few_times(login, cluster, line, code, num_restarts):
-    job_id = login.launch("faulty", python_that(login.folder, line), nodes=1)
-    assert login.wait_for_end("faulty", job_id) == "failed"
-    assert cluster.job(job_id)["Restarts"] == str(num_restarts)
-    assert cluster.job(job_id)["ExitCode"] == f"{code}:0"
+def test_faults_are_retried_a_few_times(login, cluster):
+    cases = {"fault": ("exit 70", "70:0", "3"), "other": ("exit 1", "1:0", "0"), "killed": ("kill -9 $$", "137:0", "3")}
+    job_ids = {name: login.launch(name, python_that(login.folder / name, line), nodes=1)
+               for name, (line, *_) in cases.items()}
+    for name, (_, code, num_restarts) in cases.items():
+        assert login.wait_for_end(name, job_ids[name]) == "failed"
+        job = cluster.job(job_ids[name])
+        assert (job["ExitCode"], job["Restarts"]) == (code, num_restarts), name
 
 
 @pytest.mark.parametrize(("sets", "is_requeued"), [(("place.max_hours=5",), False), ((), True)])

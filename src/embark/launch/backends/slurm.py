@@ -45,11 +45,11 @@ class Slurm(LaunchBackend):
     search: Search | None = None  # What is submitted as an array, instead of a run.
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
-        job = make_job(spec, load_catalog())
+        job, num_jobs = make_job(spec, load_catalog()), self.search.num_jobs if self.search else 0
         where = {"folder": str(registry_dir() / "slurm" / job.name), "object": job.name, "cwd": str(Path.cwd()),
-                 "grace_s": grace_s(job), "num_jobs": self.search.num_jobs if self.search else 0}
+                 "grace_s": grace_s(job), "num_jobs": num_jobs}
         return RunHandle(name=spec.name, backend=SLURM, where=where, title=job.title, run_uri=absolute_run_uri(spec),
-                         usd_per_hour=job.usd_per_hour and job.usd_per_hour * max(1, where["num_jobs"]))
+                         usd_per_hour=job.usd_per_hour and job.usd_per_hour * max(1, num_jobs))
 
     def check(self, request: LaunchRequest) -> None:
         handle = request.handle

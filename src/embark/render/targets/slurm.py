@@ -96,7 +96,9 @@ def grace_s(job: Job) -> int:
 def settings(job: Job) -> list[Setting]:
     grace = Setting("EMBARK_GRACE_S", str(grace_s(job)), "how long there is to save after a notice")
     given = (*settings_of(job, is_pod=False), *storage_settings(job))
-    return [grace, *(setting for setting in given if setting.name not in COMPUTED)]
+    own = [Setting("PYTHONNOUSERSITE", "1", "the image's packages, and not those of the home directory, which a "
+                   "container sees too")] if job.place.slurm.container else []
+    return [grace, *own, *(setting for setting in given if setting.name not in COMPUTED)]
 
 
 def _srun(job: Job, final_codes: str, search: Search | None) -> list[str]:
