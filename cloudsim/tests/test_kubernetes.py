@@ -309,6 +309,18 @@ def test_fields_of_a_container_are_checked(account: Account, container: dict, me
     assert message in apply(account, job(containers=[{"name": "main", "image": "app:1", **container}]))
 
 
+@pytest.mark.parametrize(("action", "message"), [
+    ("FailJobSet", "one created"), ("FailJob", 'Unsupported value: "FailJob"')])
+def test_the_rules_of_a_jobset_have_actions_of_their_own(account: Account, action: str, message: str):
+    release = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml"
+    assert run(account, "kubectl", "apply", "--server-side", "-f", release).code == 0
+    run(account, "sleep", "60")
+    node = {"name": "node", "replicas": 1, "template": {"spec": job()["spec"]}}
+    spec = {"failurePolicy": {"rules": [{"action": action}]}, "replicatedJobs": [node]}
+    assert message in apply(account, {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet",
+                                      "metadata": {"name": "one"}, "spec": spec})
+
+
 def test_a_pod_waits_for_its_secret_and_starts_with_it(account: Account):
     secret = {"name": "main", "image": "app:1", "command": ["embark", "data", "copy", "s3://a/b", "/tmp/x"],
               "envFrom": [{"secretRef": {"name": "keys"}}]}
@@ -317,6 +329,18 @@ def test_a_pod_waits_for_its_secret_and_starts_with_it(account: Account):
     assert account.causes == ['Job one: one-xxxx0 waits: CreateContainerConfigError: Error: secret "keys" not found']
     run(account, "kubectl", "create", "secret", "generic", "keys", "--from-literal=a=b")
     assert run(account, "kubectl", "wait", "job/one", "--for=condition=Complete", "--timeout=1h").code == 0
+
+
+def test_a_secret_is_read_back_in_base64(account: Account):
+    run(account, "kubectl", "create", "secret", "generic", "keys", "--from-literal=token=abc")
+    assert run(account, "kubectl", "get", "secret", "keys", "--output", "jsonpath={.data.token}").out == "YWJj"
+
+
+@pytest.mark.parametrize(("port", "message"), [("8000:80", "pod is not running"), ("8000:81", "service port 81")])
+def test_no_port_is_forwarded_without_a_server(account: Account, port: str, message: str):
+    apply(account, {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+                    "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]}})
+    assert message in run(account, "kubectl", "port-forward", "service/web", port).err
 
 
 def test_a_script_that_waits_for_ever_is_stopped(account: Account):

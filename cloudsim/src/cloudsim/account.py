@@ -182,6 +182,8 @@ class Account:
         return done
 
     def close(self) -> None:
+        for cluster in self.clusters.values():
+            cluster.servers.close()
         while self.on_close:
             self.on_close.pop()()
 

@@ -67,11 +67,12 @@ class AccountSession:
     def bash(self, text: str, folder: Path, *, output: int | None = subprocess.PIPE, timeout_s: float = 3600.0
              ) -> subprocess.CompletedProcess[str]:
         """Run lines as if typed one after the other, up to the first that fails. Exported variables and the current
-        folder last until the next call. Commands that have not ended at the limit are ended; the code is then
-        `NEVER_ENDED`, and the last line names the command that was waiting."""
+        folder last until the next call; what runs in the background ends with this one. Commands that have not ended at
+        the limit are ended; the code is then `NEVER_ENDED`, and the last line names the command that was waiting."""
         state = self._folder / STATE
         script = "\n".join([
-            "set -eo pipefail", f'if [ -f "{state}" ]; then . "{state}"; fi', text,
+            "set -eo pipefail", "trap 'for job in $(jobs -p); do kill $job || true; done 2>/dev/null; wait' EXIT",
+            f'if [ -f "{state}" ]; then . "{state}"; fi', text,
             f'{{ export -p; printf "cd %q\\n" "$PWD"; }} >"{state}.new" && mv "{state}.new" "{state}"'])
         words = ["bash", "-c", script]
         with subprocess.Popen(words, cwd=folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=output,

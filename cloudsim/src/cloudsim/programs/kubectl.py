@@ -2,6 +2,7 @@
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
@@ -42,7 +43,7 @@ class Kubectl:
                     "wait": self._wait, "logs": self._logs, "annotate": self._mark, "label": self._mark,
                     "patch": self._patch, "describe": self._describe, "events": self._get, "rollout": self._rollout,
                     "cluster-info": self._info, "scale": self._scale, "auth": self._may, "top": self._top,
-                    "api-resources": self._kinds}
+                    "api-resources": self._kinds, "port-forward": self._forward}
         if name not in handlers:
             raise Refusal(f"error: kubectl {command.name} is not modelled by the simulated account")
         return handlers[name](command, call)
@@ -149,7 +150,8 @@ class Kubectl:
             for one in command["--from-file"] or []:
                 name, _, path = one.rpartition("=")
                 values[name or path.rpartition("/")[2]] = call.read(path)
-            thing["data" if kind == "ConfigMap" else "stringData"] = values
+            thing["data"] = values if kind == "ConfigMap" else {
+                key: b64encode(value.encode()).decode() for key, value in values.items()}
         if command.text("--dry-run", "none") in ("client", ""):
             return yaml.safe_dump(thing)
         if kind != "Namespace":
@@ -281,6 +283,31 @@ class Kubectl:
                     raise Refusal("error: timed out waiting for the condition")
                 cluster.advance(STEP_S)
         return "successfully rolled out\n"
+
+    def _forward(self, command: ParsedCommand, call: Call) -> str:
+        """Return the words for `cloudsim.forward`: the reader's port, that of the container, and the one on which the
+        server of the pod answers here."""
+        cluster, space = self._cluster(command), command.text("--namespace", "default")
+        name, ports = command.positionals["WORDS"]
+        mine, _, there = str(ports).partition(":")
+        [(kind, space, name)] = _named(cluster, command, [name])
+        found, target = _need(cluster, kind, space, name), there or mine
+        pods = [found]
+        if kind.key == "Service":
+            row = next((one for one in rows(found, "spec.ports") if target in (str(one.get("port")), one.get("name"))),
+                       None)
+            if row is None:
+                raise Refusal(f"error: Service {name} does not have a service port {target}")
+            target = str(row.get("targetPort") or row["port"])
+            wanted = ",".join(f"{key}={value}" for key, value in (at(found, "spec.selector") or {}).items())
+            pods = [one for one in cluster.of_kind("Pod", space) if is_selected(one, wanted)]
+        here = next(filter(None, (cluster.servers.port(space, one["metadata"]["name"]) for one in pods)), 0)
+        containers = rows(pods[0], "spec.containers") if pods else []
+        numbers = [str(port["containerPort"]) for one in containers for port in rows(one, "ports")
+                   if target in (port.get("name"), str(port["containerPort"]))]
+        if not here or not numbers:
+            raise Refusal(f"error: unable to forward port because pod is not running, or has no port {target}")
+        return f"{mine} {numbers[0]} {here}"
 
     def _logs(self, command: ParsedCommand, call: Call) -> str:
         cluster, space = self._cluster(command), command.text("--namespace", "default")
