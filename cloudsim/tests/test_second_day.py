@@ -365,14 +365,6 @@ def test_the_second_day_in_one_account(cloud: str, walk_of, monkeypatch: pytest.
     assert walk.sh(LOGINS[cloud]).code == 0
     ends_well()
 
-    walk.render("train.learning_rate=0.05")
-    cluster.full_paths.add("/mnt/data")
-    full = walk.train()
-    assert full.code == 70, full.output[-3000:]
-    assert "No space left on device" in full.output
-    assert walk.gpu_machines == []
-    cluster.full_paths.clear()
-
     walk.render("place.queue=ml")
     queue = walk.folder / "kueue.yaml"
     text = queue.read_text()
@@ -384,6 +376,28 @@ def test_the_second_day_in_one_account(cloud: str, walk_of, monkeypatch: pytest.
     assert walk.gpu_machines == []
     queue.write_text(text)
     ends_well()
+
+    walk.render("train.learning_rate=0.05")
+    cluster.full_paths.add("/mnt/data")
+    full = walk.train()
+    assert full.code == 70, full.output[-3000:]
+    assert "No space left on device" in full.output
+    assert walk.gpu_machines == []
+    assert walk.sh(f"./train_dlrm_{cloud}.sh destroy --yes").code == 0
+    assert walk.account.clusters == {}
+    if cloud == "azure":  # GKE's scripts name no version at all.
+        script = walk.folder / "aks_cluster.sh"
+        script.write_text(script.read_text().replace("--nodepool-name", "--kubernetes-version 1.33 --nodepool-name"))
+        old = walk.sh("./aks_cluster.sh up --yes")
+        assert old.code != 0
+        assert "on version 1.33, which is not supported" in old.output
+        assert "a cluster of aks-1.33 cannot be created any more" in walk.sh("embark lint . || true").output
+        assert walk.sh("embark render run.toml --force").code == 0
+    larger = walk.sh(f"CAPACITY_GIB=20480 ./train_dlrm_{cloud}.sh --yes")
+    assert larger.code == 0, larger.output[-3000:]
+    (bought,) = [one.words for one in walk.account.records if "20480" in " ".join(one.words)]
+    assert "create" in bought, "a larger file system, in a cluster of a version that the cloud sells today"
+    assert walk.gpu_machines == []
 
 
 def test_destroy_leaves_no_logs_and_nothing_paid(walk_of, trains_at_once):
