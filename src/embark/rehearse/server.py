@@ -279,7 +279,7 @@ def prepare_server(texts: Mapping[str, str], objects: Objects, artifact: str = "
                Change("restart delay", "10 s, doubled each time", f"{RESTART_S:g} s"),
                *([Change("artifact", there, uri)] if uri != there else []), *CHANGES]
     ports = tuple(free_port() for _ in range(num))
-    pods = [_here(pod, there, uri, port) for pod, port in zip(pods, ports, strict=False)]
+    pods = [pod_here(pod, there, uri, port) for pod, port in zip(pods, ports, strict=False)]
     return PreparedServer(
         kind="Deployment", name=name, title=f"Deployment {name}: {pluralize(num, 'replica')}", names=Names({}),
         pods=tuple(pods), ports=ports,
@@ -364,7 +364,7 @@ class ServerRehearsal:
         return Check("autoscaler", bool(is_there), f"{name} is {'' if is_there else 'not '}exported by the server")
 
 
-def _here(pod: Pod, there: str, uri: str, port: int) -> Pod:
+def pod_here(pod: Pod, there: str, uri: str, port: int) -> Pod:
     """Return the pod with an artifact, a port and an address of this machine."""
     words = [uri if word == there else word for word in pod.words]
     for option, value in (("--port", str(port)), ("--host", LOOPBACK)):

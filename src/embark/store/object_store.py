@@ -70,7 +70,10 @@ def translate_errors(operation: str) -> Callable[[F], F]:
                 path = str([*args, *kwargs.values(), ""][0])
                 trouble = explain(error, operation, store.where(path))
             # Not inside of `except`: a chained original goes into tracebacks, with the secrets it may quote.
-            raise trouble
+            try:
+                raise trouble
+            finally:
+                del trouble  # It would hold this frame, and with it the caller's variables, until garbage is collected.
 
         return cast(F, guarded)
 

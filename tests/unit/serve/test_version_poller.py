@@ -284,7 +284,7 @@ def test_a_server_stays_at_its_version_while_current_json_is_gone(runs, polled):
     assert polled.poll() == 2
 
 
-def test_a_server_that_has_not_polled_yet_stays_at_its_version_while_current_json_is_gone(runs, polled):
+def test_before_its_first_poll_a_server_stays_at_its_version_too(runs, polled):
     export_run(runs["second"], polled.uri)
     (Path(polled.uri) / "current.json").unlink()
     assert polled.poll() == 1

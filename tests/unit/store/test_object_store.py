@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import re
 import subprocess
 import sys
 import textwrap
+import weakref
 from pathlib import Path
 
 import pytest
@@ -119,6 +121,23 @@ def test_a_failed_download_leaves_nothing(tmp_path):
     with pytest.raises(NotFound):
         open_store(tmp_path / "store").download("a", tmp_path / "here" / "a")
     assert not list((tmp_path / "here").iterdir())
+
+
+def test_an_error_does_not_keep_what_its_caller_held(tmp_path):
+    """A version that is replaced while a file is absent would stay in memory until garbage is collected."""
+    def size_of_absent_file(held: set[int]) -> None:
+        with pytest.raises(NotFound):
+            open_store(str(tmp_path)).size("absent")
+
+    held = {1}
+    released = weakref.ref(held)
+    gc.disable()
+    try:
+        size_of_absent_file(held)
+        del held
+        assert released() is None
+    finally:
+        gc.enable()
 
 
 def test_a_download_continues_where_the_disk_took_only_a_part(tmp_path, monkeypatch):

@@ -7,6 +7,7 @@ from typing import Any
 
 from cloudsim.kubernetes.cloud import ClusterCloud, NodePool
 from cloudsim.kubernetes.kinds import ObjectKind, Release, builtin_kinds
+from cloudsim.kubernetes.servers import Servers
 from cloudsim.state import Clock, Refusal
 from embark.kubernetes.objects import quantity
 from embark.kubernetes.pods import Pod
@@ -85,6 +86,7 @@ class Cluster:
     """Maps namespace and name of a Deployment to the number of replicas that its load needs."""
     num_processes: int = 1  # Processes of each pod in the rehearsal that trains.
     num_steps: int = 4
+    servers: Servers = field(default_factory=Servers)
     denied: set[str] = field(default_factory=set)  # Rights that the user lacks, such as `create jobs.batch`.
     num_made: dict[str, int] = field(default_factory=dict)  # Nodes that a pool ever had; names are not reused.
 

@@ -33,6 +33,8 @@ def reconcile(cluster: Cluster) -> None:
             _reconcile_job(cluster, key, job)
         elif key[0] in ("Deployment", "StatefulSet") and rows(job, "spec.template.spec.containers"):
             reconcile_replicas(cluster, key, job)
+    cluster.servers.keep({key[1:] for key, pod in cluster.objects.items()
+                          if key[0] == "Pod" and at(pod, "status.phase") == "Running"})
     bind_claims(cluster)
 
 

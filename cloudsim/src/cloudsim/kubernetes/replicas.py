@@ -8,6 +8,7 @@ from typing import Any
 from cloudsim.kubernetes.cluster import Cluster, JobRun, Object, ObjectKey
 from cloudsim.kubernetes.kubelet import path_trouble
 from cloudsim.kubernetes.pods import condition, create_pods, pods_owned_by, start_pod
+from cloudsim.kubernetes.programs import store_environment
 from cloudsim.kubernetes.volumes import bind_claims
 from embark.kubernetes.objects import Objects, at, name_of, namespace_of, rows
 from embark.kubernetes.pods import PodIdentity, make_pod
@@ -86,7 +87,8 @@ def _add(cluster: Cluster, key: ObjectKey, thing: Object, revision: str) -> bool
 
 
 def _start(cluster: Cluster, key: ObjectKey, thing: Object, stored: Object) -> None:
-    """Start a pod; a server is ready once it may read its artifact. The server itself is not started."""
+    """Start a pod; in an account with an object store its server is a process of this machine, and ready when that is.
+    """
     run = cluster.runs[key]
     pod = next(one for one in run.pods if one.name == name_of(stored))
     start_pod(cluster, pod, stored)
@@ -96,6 +98,9 @@ def _start(cluster: Cluster, key: ObjectKey, thing: Object, stored: Object) -> N
     pool = next(cluster.pools[node.pool] for node in cluster.nodes if node.name == stored["spec"]["nodeName"])
     trouble = path_trouble(cluster, stored, artifact, pool, write=False) or _probe_error(stored, pod.container)
     run.logs[pod.name] = f"error: {trouble}\n" if trouble else f"serving {artifact}\n"
+    if not trouble and (env := store_environment(cluster)):
+        trouble = cluster.servers.start(pod, artifact, cluster.folder / "servers", env)
+        run.logs[pod.name] = cluster.servers.log(pod)
     waits = {"waiting": {"reason": "CrashLoopBackOff", "message": trouble}}
     stored["status"]["containerStatuses"] = [{"name": pod.container, "ready": not trouble, "state": waits if trouble
                                               else {"running": {}}, "restartCount": 3 if trouble else 0}]

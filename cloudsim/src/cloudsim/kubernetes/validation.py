@@ -74,7 +74,8 @@ def _values(thing: Any, path: str) -> Iterator[str]:
     items = thing.items() if isinstance(thing, Mapping) else enumerate(thing) if isinstance(thing, list) else ()
     for key, value in items:
         where = f"{path}.{key}".lstrip(".")
-        allowed = known.get(".".join(re.sub(r"\.\d+", "", where).split(".")[-2:]), known.get(str(key)))
+        names = re.sub(r"\.\d+", "", where).split(".")
+        allowed = next((known[name] for length in (3, 2, 1) if (name := ".".join(names[-length:])) in known), ())
         for one in value if isinstance(value, list) else [value]:
             if allowed and isinstance(one, str) and one not in allowed:
                 yield f'{where}: Unsupported value: "{one}": supported values: {", ".join(allowed)}'

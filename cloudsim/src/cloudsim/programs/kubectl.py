@@ -2,6 +2,7 @@
 
 import json
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ from embark.kubernetes.objects import at, rows
 
 AUTOSCALER = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status"
 STEP_S = 15.0  # The interval at which `kubectl wait` and `logs --follow` look.
+POLL_S = 60.0  # The time that passes before a program asks word for word what it has just asked.
 
 
 class Kubectl:
@@ -28,6 +30,7 @@ class Kubectl:
     def __init__(self, account: Account) -> None:
         self._account = account
         self._grammar = load_grammar("kubectl")
+        self._asked: dict[tuple[str, ...], float] = {}  # Maps the words of a `get` to the time of its last answer.
 
     def run(self, call: Call) -> str:
         command = self._grammar.parse(call.words)
@@ -42,7 +45,7 @@ class Kubectl:
                     "wait": self._wait, "logs": self._logs, "annotate": self._mark, "label": self._mark,
                     "patch": self._patch, "describe": self._describe, "events": self._get, "rollout": self._rollout,
                     "cluster-info": self._info, "scale": self._scale, "auth": self._may, "top": self._top,
-                    "api-resources": self._kinds}
+                    "api-resources": self._kinds, "port-forward": self._forward}
         if name not in handlers:
             raise Refusal(f"error: kubectl {command.name} is not modelled by the simulated account")
         return handlers[name](command, call)
@@ -149,7 +152,8 @@ class Kubectl:
             for one in command["--from-file"] or []:
                 name, _, path = one.rpartition("=")
                 values[name or path.rpartition("/")[2]] = call.read(path)
-            thing["data" if kind == "ConfigMap" else "stringData"] = values
+            thing["data"] = values if kind == "ConfigMap" else {
+                key: b64encode(value.encode()).decode() for key, value in values.items()}
         if command.text("--dry-run", "none") in ("client", ""):
             return yaml.safe_dump(thing)
         if kind != "Namespace":
@@ -221,6 +225,10 @@ class Kubectl:
     def _get(self, command: ParsedCommand, call: Call) -> str:
         cluster = self._cluster(command)
         words = list(command.positionals["WORDS"])
+        if self._asked.get(call.words) == cluster.clock.now:
+            # Who asks again has waited in between, without a program of this account.
+            cluster.advance(POLL_S)
+        self._asked[call.words] = cluster.clock.now
         if command["--raw"]:
             return self._raw(cluster, command.text("--raw"))
         if command.path[0] == "events":
@@ -281,6 +289,31 @@ class Kubectl:
                     raise Refusal("error: timed out waiting for the condition")
                 cluster.advance(STEP_S)
         return "successfully rolled out\n"
+
+    def _forward(self, command: ParsedCommand, call: Call) -> str:
+        """Return the words for `cloudsim.forward`: the reader's port, that of the container, and the one on which the
+        server of the pod answers here."""
+        cluster, space = self._cluster(command), command.text("--namespace", "default")
+        name, ports = command.positionals["WORDS"]
+        mine, _, there = str(ports).partition(":")
+        [(kind, space, name)] = _named(cluster, command, [name])
+        found, target = _need(cluster, kind, space, name), there or mine
+        pods = [found]
+        if kind.key == "Service":
+            row = next((one for one in rows(found, "spec.ports") if target in (str(one.get("port")), one.get("name"))),
+                       None)
+            if row is None:
+                raise Refusal(f"error: Service {name} does not have a service port {target}")
+            target = str(row.get("targetPort") or row["port"])
+            wanted = ",".join(f"{key}={value}" for key, value in (at(found, "spec.selector") or {}).items())
+            pods = [one for one in cluster.of_kind("Pod", space) if is_selected(one, wanted)]
+        here = next(filter(None, (cluster.servers.port(space, one["metadata"]["name"]) for one in pods)), 0)
+        containers = rows(pods[0], "spec.containers") if pods else []
+        numbers = [str(port["containerPort"]) for one in containers for port in rows(one, "ports")
+                   if target in (port.get("name"), str(port["containerPort"]))]
+        if not here or not numbers:
+            raise Refusal(f"error: unable to forward port because pod is not running, or has no port {target}")
+        return f"{mine} {numbers[0]} {here}"
 
     def _logs(self, command: ParsedCommand, call: Call) -> str:
         cluster, space = self._cluster(command), command.text("--namespace", "default")
@@ -357,8 +390,9 @@ def _merge(thing: Any, patch: Any) -> Any:
 def _meets(cluster: Cluster, thing: Object, condition: str) -> bool:
     kind, _, rest = condition.partition("=")
     if kind == "jsonpath":
-        path, _, wanted = rest.rpartition("=")
-        return wanted in [str(one) for one in find(path.strip("'{}"), thing)]
+        path, _, wanted = rest.partition("}")
+        values = find(path.lstrip("'{"), thing)
+        return wanted.strip("'=") in map(str, values) if "=" in wanted else any(values)
     name, _, wanted = rest.partition("=")
     key = (thing["kind"], thing["metadata"].get("namespace", ""), thing["metadata"]["name"])
     if key in cluster.ready_at and name.lower() == "available":

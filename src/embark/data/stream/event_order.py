@@ -81,6 +81,8 @@ class OrderState:
             if found["watermark_s"] is None:
                 found["watermark_s"] = -math.inf
             state: OrderState = _adapter().validate_python(found)
+            if not all(math.isfinite(newest_s) for newest_s in state.newest_s.values()):
+                raise ValueError("the time of its newest event is not finite")
             if max([state.watermark_s, *state.newest_s.values()]) > time.time() + MAX_STATE_AHEAD_S:
                 raise ValueError("its newest event is more than a year ahead of this machine's clock")
             return state
@@ -147,7 +149,7 @@ class EventOrder:
     def _time_of(self, row: Row, message: Message) -> float | None:
         if self._settings.time_column:
             return event_time_s(row.get(self._settings.time_column))
-        return 0.0 if message.time_s is None else message.time_s
+        return max(0.0, self.state.watermark_s) if message.time_s is None else message.time_s  # never late
 
     def _advance(self) -> None:
         """Release the rows that no later record can precede, given the bound on delay."""

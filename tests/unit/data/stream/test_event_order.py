@@ -82,6 +82,20 @@ def test_a_state_from_the_future_is_refused() -> None:
         OrderState.from_json(text)
 
 
+def test_a_state_whose_newest_time_is_no_number_is_refused() -> None:
+    state = _follow(PLAIN, {"a": _messages([{"t": 100}])})[1]
+    with pytest.raises(DataError, match="is not finite"):
+        OrderState.from_json(state.to_json().replace('"a": 100.0', '"a": NaN'))
+
+
+def test_records_without_a_time_are_never_late() -> None:
+    state = _follow(OrderSettings("label"), {"": _messages([{"n": 0}])})[1]
+    state.newest_s[""] = 7.0
+    rows, state = _follow(OrderSettings("label"), {"": _messages([{"n": 0}, {"n": 1}, {"n": 2}])}, state)
+    assert [row["n"] for row in rows] == [1, 2]
+    assert state.counts["num_late"] == 0
+
+
 def test_records_without_a_time_are_trained_as_they_come() -> None:
     rows, _ = _follow(OrderSettings("label"), {"": _messages([{"n": 3}, {"n": 1}, {"n": 2}])})
     assert [row["n"] for row in rows] == [3, 1, 2]
