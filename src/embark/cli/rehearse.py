@@ -36,7 +36,8 @@ def rehearse(
     Parameters
     ----------
     spec
-        A spec, a folder from embark render, or a manifest of a Job, JobSet, TrainJob, PyTorchJob, RayJob or server.
+        A spec, also of a batch job of Slurm; a folder from embark render; or a manifest of a Job, JobSet, TrainJob,
+        PyTorchJob, RayJob or server.
     nodes
         Number of pods; place.nodes by default.
     processes

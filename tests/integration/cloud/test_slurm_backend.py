@@ -344,6 +344,9 @@ def test_an_unknown_partition_is_refused_before_anything_is_submitted(login, clu
     assert "place.slurm.partition" in shown
     assert "no such partition" in login.embark("doctor", "quickstart", "--cloud", *settings(sets), code=1)
     assert "to start at" in login.embark("doctor", "quickstart", "--cloud", *settings(sets[:-1]))
+    with_gpus = (*sets[:-1], "place.slurm.gpus_per_node=4", "place.device=auto")
+    gpus = login.embark("doctor", "quickstart", "--cloud", *settings(with_gpus), code=1)
+    assert "gpus_per_node" in gpus
     many = login.embark("doctor", "quickstart", "--cloud", *settings((*sets[:-1], "place.nodes=32")), code=1)
     assert "no nodes of the partition" in many
     assert not cluster.ask("squeue", "--noheader")

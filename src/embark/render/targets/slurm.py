@@ -24,6 +24,8 @@ GOOD_S = 600  # An attempt that lasted so long forgives earlier faults.
 LAST_TASK_S = 600  # Time for the other tasks when one has ended: they may wait for it at their next rendezvous.
 IS_FIRST = '$([ "$SLURM_PROCID" = 0 ] && echo true || echo false)'
 ONE_OF_ARRAY = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"  # SLURM_JOB_ID of one of them stands for all.
+FINAL = [row.code for row in EXITS if not row.must_retry]
+RAISED = 128  # Added to a final code by a task, so that srun, which ends with the highest of its tasks, shows it.
 COMPUTED = ("EMBARK_GRACE_S", "OMP_NUM_THREADS", "NCCL_TOPO_FILE")
 """Settings that are the nodes' own here: their processors and their files are not known before the job runs."""
 
@@ -50,20 +52,21 @@ def render_slurm(job: Job) -> list[File]:
     return [File(SCRIPT, script(job, about), is_executable=True)]
 
 
+def encode(spec: RunSpec) -> str:
+    return base64.b64encode(to_toml(with_absolute_paths(spec), only_set=True).encode()).decode()
+
+
 def script(job: Job, about: str = "", search: Search | None = None) -> str:
-    final = [row.code for row in EXITS if not row.must_retry]
     saved = [row.code for row in EXITS if row.code == ExitCode.PREEMPTED]
     faults = [row.code for row in EXITS if row.must_retry and row.code not in saved]
-    spec = with_absolute_paths(search.spec if search else job.spec)
-    encoded = base64.b64encode(to_toml(spec, only_set=True).encode()).decode()
     array = [f"--array=0-{search.num_jobs - 1}"] if search else []
     return render_template(
         "slurm/slurm_job.sh.j2", about=Shell(header(about)), job=job, place=job.place,
-        options=[*options(job), *array], settings=settings(job), spec_variable=SPEC_VARIABLE, spec=encoded,
-        job_id=Shell(ONE_OF_ARRAY if search else "$SLURM_JOB_ID"), setup=job.place.slurm.setup,
-        max_threads=MAX_THREADS, words=_srun(job, _pattern(final), search), raised=128 + min(final),
-        final_codes=_pattern(final), saved_codes=_pattern(saved), fault_codes=_pattern(faults),
-        max_faults=RETRIES_PER_NODE * job.num_nodes, good_s=GOOD_S)
+        options=[*options(job), *array], settings=settings(job), spec_variable=SPEC_VARIABLE,
+        spec=encode(search.spec if search else job.spec), setup=job.place.slurm.setup,
+        job_id=Shell(ONE_OF_ARRAY if search else "$SLURM_JOB_ID"), max_threads=MAX_THREADS, words=_srun(job, search),
+        raised=RAISED, first_raised=RAISED + min(FINAL), final_codes=_pattern(FINAL), saved_codes=_pattern(saved),
+        fault_codes=_pattern(faults), max_faults=RETRIES_PER_NODE * job.num_nodes, good_s=GOOD_S)
 
 
 def options(job: Job) -> Iterator[str]:
@@ -101,7 +104,7 @@ def settings(job: Job) -> list[Setting]:
     return [grace, *own, *(setting for setting in given if setting.name not in COMPUTED)]
 
 
-def _srun(job: Job, final_codes: str, search: Search | None) -> list[str]:
+def _srun(job: Job, search: Search | None) -> list[str]:
     """Return the command that starts one torchrun on each node, in the container if there is one."""
     slurm = job.place.slurm
     words: list[str] = ["srun", "--export=ALL", "--cpu-bind=none", "--kill-on-bad-exit=0", f"--wait={LAST_TASK_S}"]
@@ -114,9 +117,13 @@ def _srun(job: Job, final_codes: str, search: Search | None) -> list[str]:
     elif slurm.container == "apptainer":
         words += ["apptainer", "exec", *(["--nv"] if job.machine.num_gpus else []), "--pwd", Shell('"$PWD"'),
                   "--bind", Shell(f'"{",".join(mounts)}"'), image or f"docker://{_one_name(job.image)}"]
-    ranks = render_template("slurm/ranks.sh.j2", spec_variable=SPEC_VARIABLE, line=_ranks(job, search),
-                            final_codes=final_codes)
-    return [*words, "bash", "-c", ranks]
+    return [*words, "bash", "-c", task(job, search)]
+
+
+def task(job: Job, search: Search | None = None) -> str:
+    """Return the shell text that every node runs."""
+    return render_template("slurm/ranks.sh.j2", spec_variable=SPEC_VARIABLE, line=_ranks(job, search),
+                           final_codes=_pattern(FINAL), raised=RAISED)
 
 
 def _ranks(job: Job, search: Search | None) -> str:
