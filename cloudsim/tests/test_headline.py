@@ -41,3 +41,10 @@ def test_the_first_of_two_failures_is_the_cause():
 def test_the_fix_belongs_to_the_message_before_it():
     headline, _ = find_headline("error: the wheel is missing\n  fix: embark render run.toml\n", [], [])
     assert headline == "error: the wheel is missing fix: embark render run.toml"
+
+
+def test_what_a_script_costs_and_goes_on_with_is_not_the_headline():
+    said = "the cluster does not answer\nThe job goes on; ./train.sh follows it again\nThe cluster: 0.55 USD an hour\n"
+    assert find_headline(said, [], [])[0] == "the cluster does not answer"
+    refused = record("The Job is invalid", "apply")
+    assert find_headline(f"{refused.error}\n+ eksctl scale\n2 x p4d: 43.92 USD an hour\n", [refused], [])[1] == refused

@@ -15,6 +15,8 @@ from embark.rehearse.workload import INSTALL_RAY, NO_RAY
 AnsweredBy = Literal["real", "stand-in"]
 READS = {"get", "describe", "show", "list", "logs", "events", "top", "exists", "wait", "status"}
 """Words of commands that change nothing."""
+LOOKS = {"kubectl", "helm", "sleep"}
+"""Programs with which a script looks at its cluster or waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ class Account:
         self.has_login = True  # False: the user's login has expired.
         self.on_close: list[Callable[[], None]] = []  # Functions that stop servers and remove their files.
         self.records: list[Record] = []
+        self.causes: list[str] = []  # What kept jobs and servers from running when a command last looked.
         self.not_modelled: list[str] = []  # Shown to the user at the end.
         if find_spec("ray") is None:
             self.not_modelled.append(f"the drivers of RayJobs: {NO_RAY}, so their pods start and nothing trains in "
@@ -171,6 +174,9 @@ class Account:
             done = CommandResult(refusal.code, out=refusal.out, err=f"{refusal.text}\n" if refusal.text else "")
         for cluster in self.clusters.values():
             cluster.reconcile()
+        # A script that gives up ends its machines, after which its pods wait for machines.
+        if call.program in LOOKS or not self.clusters:
+            self.causes = [one for cluster in self.clusters.values() for one in find_troubles(cluster)]
         error = done.err.strip() if done.code else ""
         self.records.append(Record(call.program, call.words, program.answered_by, done.code, error, self.clock.now))
         return done
@@ -183,7 +189,7 @@ class Account:
 
     def report(self) -> "AccountReport":
         return AccountReport(self.cloud, tuple(self.records), tuple(self.paid()), tuple(self.not_modelled),
-                             self.clock.now, tuple(self.causes()))
+                             self.clock.now, tuple(self.causes))
 
     def quiet_s(self) -> float:
         """Return for how long nothing has changed, if nothing is going to change by itself either; else 0."""
@@ -195,9 +201,6 @@ class Account:
             times += [*cluster.ready_at.values(), *(run.ends_at for run in cluster.runs.values()),
                       *(event.at for event in cluster.events)]
         return max(0.0, self.clock.now - max(times, default=0.0))
-
-    def causes(self) -> list[str]:
-        return [one for cluster in self.clusters.values() for one in find_troubles(cluster)]
 
     def paid(self) -> list[str]:
         """List the resources that cost money by the hour, as kind and name."""

@@ -1,10 +1,12 @@
 """The one sentence that says why a script failed."""
 
+import re
 from collections.abc import Sequence
 
 from cloudsim.account import Record
 
 WAITS = ("wait", "rollout", "logs")  # Commands of kubectl whose failure is a symptom of what they wait for.
+NOTE = re.compile(r"^\+ |^The job goes on;| USD an hour")  # Commands that a script shows, and what it costs.
 
 
 def find_headline(output: str, records: Sequence[Record], causes: Sequence[str]) -> tuple[str, Record | None]:
@@ -14,7 +16,7 @@ def find_headline(output: str, records: Sequence[Record], causes: Sequence[str])
     and a script that goes on was not stopped by them. `causes` are why controllers wait; they explain scripts that have
     waited in vain.
     """
-    lines = [line.rstrip() for line in output.splitlines() if line.strip() and not line.startswith("+ ")]
+    lines = [line.rstrip() for line in output.splitlines() if line.strip() and not NOTE.search(line)]
     said = _last_message(lines)
     shown = [one for one in records if one.code == 0 or _last_line(one) in lines]
     last = next((one for one in reversed(shown) if one.code), None)

@@ -48,5 +48,5 @@ def run_shell(account: Account, text: str, folder: Path, env: Mapping[str, str] 
             while process.poll() is None:
                 server.handle_request()
             reader.join()
-    headline, _ = find_headline("".join(lines), account.records[before:], account.causes())
+    headline, _ = find_headline("".join(lines), account.records[before:], account.causes)
     return ScriptResult(process.returncode, "".join(lines), headline)
