@@ -268,7 +268,7 @@ def test_torchx_submits_a_job_that_volcano_runs(account: Account, tmp_path: Path
         return account.run(Call(words[0], words[1:], tmp_path, environment))
 
     assert "Volcano is not installed" in submit().err
-    url = "https://raw.githubusercontent.com/volcano-sh/volcano/v1.13.0/installer/volcano-development.yaml"
+    url = "https://raw.githubusercontent.com/volcano-sh/volcano/v1.15.1/installer/volcano-development.yaml"
     assert run(account, "kubectl", "apply", "-f", url).code == 0
     run(account, "sleep", "120")
     assert 'namespaces "embark" not found' in submit().err

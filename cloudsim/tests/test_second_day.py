@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cloudsim.account import Account, Call
 from cloudsim.azure.program import Az
 from cloudsim.kubernetes import programs
 from cloudsim.machine import FunctionProgram
+from cloudsim.programs import QUIET_S
 from cloudsim.programs.kubectl import Kubectl
 from cloudsim.server import open_account
 from embark.lint.rendered import render_folder
@@ -220,9 +222,11 @@ def test_a_run_that_kueue_does_not_admit_pays_no_machine(walk_of, trains_at_once
     text = queue.read_text()
     queue.write_text(text.replace("nominalQuota: 16", "nominalQuota: 8"))
     assert queue.read_text() != text
-    held = walk.train()
+    (limit,) = re.findall(r"QUEUE_LIMIT_S:-(\d+)", (walk.folder / "train_dlrm_aws.sh").read_text())
+    assert int(limit) < QUIET_S, "the script gives up before the account does"
+    held = walk.sh("QUEUE_LIMIT_S=600 ./train_dlrm_aws.sh --yes")
     assert held.code == 70, held.output[-3000:]
-    assert "Kueue has not admitted the job for 14400 seconds: couldn't assign flavors" in held.output
+    assert "Kueue has not admitted the job for 600 seconds: couldn't assign flavors" in held.output
     assert walk.num_starts() == 0
     assert walk.gpu_machines == []
     queue.write_text(text)

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from cloudsim.headline import find_headline
-from cloudsim.session import AccountSession
+from cloudsim.session import NEVER_ENDED, AccountSession
 from cloudsim.state import load_facts
 from embark.catalog import load_catalog
 from embark.errors import UserError
@@ -19,6 +19,7 @@ from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
 from embark.spec import load_spec
 
 PLAIN = {"vm": "./vm.sh", "tpu-vm": "./tpu_vm.sh"}  # The scripts of targets without a cluster.
+STEP_LIMIT_S = 3600.0  # Time limit on this computer.
 ENVIRONMENT = {"PROJECT": "your-project", "EMAIL": "you@example.com"}
 
 
@@ -46,7 +47,7 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
             session.bash("".join(f"export {name}={value}\n" for name, value in ENVIRONMENT.items()), folder)
             results: list[StepResult] = []
             for step in steps:
-                results.append(_run(session, step, folder))
+                results.append(run_step(session, step, folder))
                 on_step(results[-1])
                 if not results[-1].is_ok:
                     break
@@ -85,14 +86,14 @@ def make_steps(job: Job) -> list[Step]:
     return [*steps, Step("delete bucket and registry", tuple(line.format(**values) for line in ends))]
 
 
-def _run(session: AccountSession, step: Step, folder: Path) -> StepResult:
+def run_step(session: AccountSession, step: Step, folder: Path) -> StepResult:
     before = len(session.report().records)
-    done = session.bash("\n".join(step.commands), folder)
+    done = session.bash("\n".join(step.commands), folder, timeout_s=STEP_LIMIT_S)
     report = session.report()
     records = report.records[before:]
     if done.returncode == 0:
         return StepResult(step.title, True, len(records), done.stdout)
-    error, last = find_headline(done.stdout, records, report.causes)
+    error, last = find_headline(done.stdout, () if done.returncode == NEVER_ENDED else records, report.causes)
     command = "" if last is None else " ".join((last.program, *last.words))
     return StepResult(step.title, False, len(records), done.stdout, command, error)
 

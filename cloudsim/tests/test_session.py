@@ -1,0 +1,59 @@
+"""Commands that wait for ever end with a verdict: what waited, and why what it waits for does not come."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+from cloudsim import rehearse_scripts
+from cloudsim.rehearse_scripts import Step, run_step
+from cloudsim.session import AccountSession
+
+CLUSTER = """
+gcloud components install gke-gcloud-auth-plugin
+gcloud config set project your-project
+gcloud services enable container.googleapis.com compute.googleapis.com
+gcloud container clusters create one --location=us-central1 --num-nodes=1
+kubectl apply -f job.yaml
+kubectl get pods
+"""
+JOB = """
+apiVersion: batch/v1
+kind: Job
+metadata:
+  name: one
+spec:
+  template:
+    spec:
+      restartPolicy: Never
+      nodeSelector: {disk: fast}
+      containers:
+      - {name: main, image: busybox}
+"""
+
+
+def is_running(group: int) -> bool:
+    try:
+        os.killpg(group, signal.SIG_DFL)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_program_that_waits_for_ever_is_the_verdict_with_its_cause(tmp_path: Path, monkeypatch):
+    (tmp_path / "job.yaml").write_text(JOB)
+    (tmp_path / "account").mkdir()
+    with AccountSession("gcp", tmp_path / "account") as session:
+        made = session.bash(CLUSTER, tmp_path)
+        assert made.returncode == 0, made.stdout
+        monkeypatch.setattr(rehearse_scripts, "STEP_LIMIT_S", 10.0)
+        ended = run_step(session, Step("follow", ("echo $$ >shell", "tail -f /dev/null")), tmp_path)
+    assert not ended.is_ok
+    assert ended.error.startswith("Job one: one-xxxx0 cannot be scheduled: 0/3 nodes are available"), ended.error
+    assert "tail -f /dev/null waits for ever" in ended.error
+    group, until = int((tmp_path / "shell").read_text()), time.monotonic() + 60
+    while is_running(group):  # It takes its commands with it; the system collects them.
+        assert time.monotonic() < until
+        time.sleep(0.05)
