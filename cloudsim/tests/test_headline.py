@@ -48,3 +48,9 @@ def test_what_a_script_costs_and_goes_on_with_is_not_the_headline():
     assert find_headline(said, [], [])[0] == "the cluster does not answer"
     refused = record("The Job is invalid", "apply")
     assert find_headline(f"{refused.error}\n+ eksctl scale\n2 x p4d: 43.92 USD an hour\n", [refused], [])[1] == refused
+
+
+def test_a_wait_for_one_object_is_explained_by_that_object():
+    broker = "StatefulSet dlrm-nats: dlrm-nats-0 waits: ImagePullBackOff: pull access denied"
+    late = record("error: timed out waiting for the condition", "rollout", "status", "statefulset/dlrm-nats")
+    assert find_headline(f"{late.error}\n", [late], [WAITING, broker])[0] == f"{broker} ({late.error})"

@@ -26,6 +26,9 @@ def find_headline(output: str, records: Sequence[Record], causes: Sequence[str])
     while (before := shown.index(last) - 1) >= 0 and shown[before].code:
         last = shown[before]
     error = " ".join(line.strip() for line in last.error.splitlines() if line.strip())
+    # A wait for one object is explained by that object's cause if it has one.
+    named = {word.rpartition("/")[2] for word in last.words}
+    causes = sorted(causes, key=lambda one: one.split()[1].rstrip(":") not in named)
     is_wait = last.program == "sleep" or "--wait" in last.words or (
         last.program == "kubectl" and any(word in WAITS for word in last.words[:1]))
     return f"{causes[0]} ({error})" if causes and is_wait else error, last

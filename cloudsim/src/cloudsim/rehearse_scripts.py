@@ -1,4 +1,4 @@
-"""Runs the scripts that Embark renders for a spec, from an empty account to a trained model and back to nothing."""
+"""Runs the scripts that Embark renders for a spec, from an empty account to a trained or served model and back."""
 
 import re
 import shutil
@@ -14,11 +14,21 @@ from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.lint.rendered import render_folder
 from embark.rehearse.account import AccountRehearsal, StepResult
-from embark.render.job import POD_TARGETS, Job, make_job
+from embark.render.job import FOLLOW, POD_TARGETS, Job, make_job
+from embark.render.serving import artifact_of, disk_gib, token_secret
 from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
 from embark.spec import load_spec
 
 PLAIN = {"vm": "./vm.sh", "tpu-vm": "./tpu_vm.sh"}  # The scripts of targets without a cluster.
+SERVES = ("serve", FOLLOW)
+CLUSTER_FOLDER = "cluster"  # The folder of a job: the scripts of its cluster make that of the servers too.
+MIN_DISK_GIB = 100
+ARTIFACT = (
+    "embark train quickstart --quiet --set name=small --set store.root=small --set place.device=cpu "
+    "--set model.rows_per_table=100 --set data.num_train_samples=1024 --set data.num_eval_samples=128 "
+    "--set train.batch_size=128 --set train.num_steps=2 --set train.eval_every=0",
+    "{env}embark export small/small --to {source}",
+)
 STEP_LIMIT_S = 3600.0  # Time limit on this computer.
 ENVIRONMENT = {"PROJECT": "your-project", "EMAIL": "you@example.com"}
 
@@ -42,6 +52,9 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
         if Path(spec).is_file():
             shutil.copy(spec, copied)
         render_folder(str(copied) if copied.exists() else spec, [*settings, f"place.image={job.image}"], out=folder)
+        if job.target == "serve":
+            render_folder(str(copied) if copied.exists() else spec,
+                          [*settings, f"place.image={job.image}", "place.target=job"], out=folder / CLUSTER_FOLDER)
         (root / "state").mkdir()
         with AccountSession(job.cloud, root / "state") as session:
             session.bash("".join(f"export {name}={value}\n" for name, value in ENVIRONMENT.items()), folder)
@@ -62,28 +75,62 @@ def make_steps(job: Job) -> list[Step]:
     raw = load_facts("steps.toml")[job.cloud]
     found = re.match(raw["registry"], job.image)
     store = next((path for path in job.object_store_paths if path.is_written), None)
-    source = job.data_source if job.spec.data.path else ""
+    serves = job.target in SERVES
+    source = artifact_of(job.spec) if serves else job.data_source if job.spec.data.path else ""
     values = {
-        "region": job.location.region, "image": job.image, "source": source,
-        "bucket": "" if store is None else store.name, "account": job.spec.place.storage_account,
-        "path": source.partition("://")[2].partition("/")[2], **(found.groupdict() if found else {}),
+        "region": job.location.region, "zone": job.location.zone, "cluster": job.location.cluster, "image": job.image,
+        "source": source, "bucket": "" if store is None else store.name, "account": job.spec.place.storage_account,
+        "path": source.partition("://")[2].partition("/")[2], "machine": job.spec.serve.machine,
+        "env": f"AZURE_STORAGE_ACCOUNT_NAME={job.spec.place.storage_account} " if job.cloud == "azure" else "",
+        "disk": MIN_DISK_GIB + 2 * disk_gib(job.spec) if serves else "", **(found.groupdict() if found else {}),
     }
     steps = [Step("tools and project", tuple(raw["before"]))] if "before" in raw else []
     if found:
         steps.append(Step("image", tuple(line.format(**values) for line in raw["image"])))
-    if "://" in source:
-        steps.append(Step("data", ("./storage.sh buckets", *(line.format(**values) for line in raw["data"]))))
-    script = raw["script"] if job.spec.place.target in POD_TARGETS else PLAIN.get(job.spec.place.target, "")
-    if not script:
-        raise UserError(f'place.target = "{job.spec.place.target}" has no script that creates machines',
-                        fix=f"set it to {', '.join([*POD_TARGETS, *PLAIN])}")
-    if script == raw["script"]:
+    data = tuple(line.format(**values) for line in (ARTIFACT if serves else raw["data"]))
+    if serves:
+        pool, no_pool = (tuple(line.format(**values) for line in raw[name]) for name in ("pool", "no_pool"))
+        steps += _serving_steps(job, raw["cluster"], data, *((pool, no_pool) if job.spec.serve.machine else ((), ())))
+    elif "://" in source:
+        steps.append(Step("data", ("./storage.sh buckets", *data)))
+    if job.target in POD_TARGETS:
+        script = raw["script"]
         steps += [Step("train", (f"{script} --yes",)), Step("train again: what exists stays", (f"{script} --yes",)),
                   Step("clean", (f"{script} clean --yes",)), Step("destroy", (f"{script} destroy --yes",))]
-    else:
-        steps += [Step(word, (f"{script} {word} --yes",)) for word in ("up", "status", "down")]
+    elif job.target in PLAIN:
+        steps += [Step(word, (f"{PLAIN[job.target]} {word} --yes",)) for word in ("up", "status", "down")]
+    elif not serves:
+        raise UserError(f'place.target = "{job.target}" has no script that creates machines',
+                        fix=f"set it to {', '.join([*POD_TARGETS, *SERVES, *PLAIN])}")
     ends = [line for line in raw["end"] if ("{bucket}" not in line or store) and ("{repository}" not in line or found)]
     return [*steps, Step("delete bucket and registry", tuple(line.format(**values) for line in ends))]
+
+
+def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple[str, ...], no_pool: tuple[str, ...]
+                   ) -> list[Step]:
+    """Make a cluster, start in it what `embark launch` starts, wait for it, and end all of it. `artifact` puts a small
+    model where an export, or the publisher, puts versions."""
+    trains, in_namespace = job.target == FOLLOW, f"--namespace {job.namespace}"
+    secrets = [secret for secret in (token_secret(job.spec, job.name),) if secret]
+    parts = [f"deployment/{job.name}-serve"]
+    if trains:
+        parts = [f"statefulset/{job.name}", f"deployment/{job.name}-publish", *parts]
+        if job.has_own_broker:
+            secrets.append(f"{job.name}-nats")
+            parts.insert(0, f"statefulset/{job.name}-nats")
+    made = [f"kubectl create secret generic {secret} {in_namespace} --from-literal=token=t "
+            "--from-literal=options.toml='token = \"t\"'" for secret in secrets]
+    there = "." if trains else CLUSTER_FOLDER
+    machines = (*((f"{script} machines --yes",) if trains else ()), *pool)
+    return [
+        Step("cluster", (f"(cd {there} && ./storage.sh buckets && {script} up --yes)",)),
+        Step("artifact", artifact),
+        *([Step("machines", machines)] if machines else []),
+        Step("launch", (*made, "embark launch run.toml --yes",
+                        *(f"kubectl rollout status {part} {in_namespace} --timeout=1h" for part in parts))),
+        Step("cancel", (f"embark cancel {job.name if trains else f'{job.name}-serve'} --yes",)),
+        Step("destroy", (*no_pool, f"(cd {there} && {script} delete --yes)")),
+    ]
 
 
 def run_step(session: AccountSession, step: Step, folder: Path) -> StepResult:

@@ -117,7 +117,8 @@ def _rehearse_account(spec: str, settings: Settings, console: Console) -> int:
         elif result.paid:
             console.result(f"FAILED: still charged at the end: {', '.join(result.paid)}")
         else:
-            console.result(f"rehearsed: from an empty account to a trained model and back, {hours}; nothing is left "
+            made = "served" if result.target in ("serve", "follow") else "trained"
+            console.result(f"rehearsed: from an empty account to a {made} model and back, {hours}; nothing is left "
                            "that costs money")
         console.text("Not modelled:")
         for line in result.not_modelled:

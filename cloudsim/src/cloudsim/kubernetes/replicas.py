@@ -36,7 +36,7 @@ def reconcile_replicas(cluster: Cluster, key: ObjectKey, thing: Object) -> None:
     if run.logs.get("") != state or is_done:
         run.logs[""], run.ends_at = state, cluster.clock.now
     waited_s = cluster.clock.now - run.ends_at
-    is_late = waited_s > float(at(thing, "spec.progressDeadlineSeconds") or DEADLINE_S)
+    is_late = key[0] == "Deployment" and waited_s > float(at(thing, "spec.progressDeadlineSeconds") or DEADLINE_S)
     thing["status"] = {
         "replicas": len(pods), "readyReplicas": len(ready), "updatedReplicas": len(new), "conditions": [
             condition("Available", "", "", status=str(len(ready) >= wanted - _limits(thing, wanted)[1])),
