@@ -142,8 +142,8 @@ def test_a_script_stops_at_an_error_in_a_function_whose_output_it_reads(tmp_path
 
 
 def test_nothing_waits_for_a_file_system_that_was_refused(tmp_path):
-    stub = STUB.replace("case $words in\n", 'case $words in\n  *" create-file-system "*) echo refused >&2; exit 254 ;;\n',
-                        1)
+    refusal = '  *" create-file-system "*) echo refused >&2; exit 254 ;;\n'
+    stub = STUB.replace("case $words in\n", f"case $words in\n{refusal}", 1)
     files = render_infrastructure(job_of("p4d.24xlarge", volume=VOLUMES["aws"][0]))
     done = run_script(files, "storage.sh", ["volume"], tmp_path, SETTINGS, stub=stub)
     assert done.code == 254
