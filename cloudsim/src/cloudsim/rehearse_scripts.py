@@ -108,8 +108,8 @@ def make_steps(job: Job) -> list[Step]:
 
 def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple[str, ...], no_pool: tuple[str, ...]
                    ) -> list[Step]:
-    """Make a cluster, start in it what `embark launch` starts, wait for it, and end all of it. `artifact` puts a small
-    model where an export, or the publisher, puts versions."""
+    """Make a cluster, start in it what `embark launch` starts, wait for it, send a request, and end all of it.
+    `artifact` puts a small model where an export, or the publisher, puts versions."""
     trains, in_namespace = job.target == FOLLOW, f"--namespace {job.namespace}"
     secrets = [secret for secret in (token_secret(job.spec, job.name),) if secret]
     parts = [f"deployment/{job.name}-serve"]
@@ -120,6 +120,8 @@ def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple
             parts.insert(0, f"statefulset/{job.name}-nats")
     made = [f"kubectl create secret generic {secret} {in_namespace} --from-literal=token=t "
             "--from-literal=options.toml='token = \"t\"'" for secret in secrets]
+    scales = [f"kubectl wait horizontalpodautoscaler/{job.name}-serve {in_namespace} --for=condition=ScalingActive "
+              "--timeout=15m"] if job.spec.serve.autoscaler == "hpa" else []
     there = "." if trains else CLUSTER_FOLDER
     machines = (*((f"{script} machines --yes",) if trains else ()), *pool)
     return [
@@ -127,7 +129,9 @@ def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple
         Step("artifact", artifact),
         *([Step("machines", machines)] if machines else []),
         Step("launch", (*made, "embark launch run.toml --yes",
-                        *(f"kubectl rollout status {part} {in_namespace} --timeout=1h" for part in parts))),
+                        *(f"kubectl rollout status {part} {in_namespace} --timeout=1h" for part in parts), *scales)),
+        Step("request", (f"kubectl port-forward {in_namespace} service/{job.name}-serve 8000:80 &",
+                         "curl -s --fail-with-body --retry 9 --retry-connrefused localhost:8000/v2/health/ready")),
         Step("cancel", (f"embark cancel {job.name if trains else f'{job.name}-serve'} --yes",)),
         Step("destroy", (*no_pool, f"(cd {there} && {script} delete --yes)")),
     ]
