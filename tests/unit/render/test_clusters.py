@@ -76,7 +76,7 @@ def test_eks_stays_in_standard_support_and_aks_takes_its_default():
         "# Without --kubernetes-version", "")
 
 
-def test_every_operator_that_is_installed_supports_the_cluster_s_kubernetes():
+def test_every_installed_operator_supports_the_cluster_s_kubernetes():
     catalog = load_catalog()
     limits = {name: one.kubernetes for name, one in catalog.support.items() if one.version and one.kubernetes}
     assert {"volcano-1.15", "keda-2.20"} <= set(limits)
