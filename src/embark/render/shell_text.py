@@ -78,7 +78,8 @@ def script(about: str, *parts: str) -> str:
 
 
 def script_header(about: str) -> Shell:
-    return Shell(f"{header(about)}set -euo pipefail\n")
+    # The option makes `x=$(function)` stop at the function's first error too; shells before bash 4.4 lack it.
+    return Shell(f"{header(about)}set -euo pipefail\nshopt -s inherit_errexit 2>/dev/null || true\n")
 
 
 def command(*words: str, indent: int = 0) -> Shell:

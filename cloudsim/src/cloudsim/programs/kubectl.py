@@ -311,8 +311,11 @@ class Kubectl:
         containers = rows(pods[0], "spec.containers") if pods else []
         numbers = [str(port["containerPort"]) for one in containers for port in rows(one, "ports")
                    if target in (port.get("name"), str(port["containerPort"]))]
-        if not here or not numbers:
-            raise Refusal(f"error: unable to forward port because pod is not running, or has no port {target}")
+        if containers and not numbers:
+            raise Refusal(f"error: lost connection to pod: {name} leads to port {target}, connection refused: no "
+                          "container has this port")
+        if not here:
+            raise Refusal("error: unable to forward port because pod is not running")
         return f"{mine} {numbers[0]} {here}"
 
     def _logs(self, command: ParsedCommand, call: Call) -> str:
