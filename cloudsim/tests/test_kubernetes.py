@@ -18,7 +18,7 @@ from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.controllers import pods_of
 from cloudsim.kubernetes.volumes import add_storage_class
 from cloudsim.programs import add_common_programs
-from embark.kubernetes.objects import OPERATOR_VERSIONS
+from embark.catalog import load_catalog
 from embark.rehearse import processes
 from embark.render.render import render
 
@@ -236,7 +236,7 @@ def test_a_rayjob_fails_with_the_exit_code_of_its_driver(
     (tmp_path / "rayjob.yaml").write_text(text.replace("backoffLimit: 1", "backoffLimit: 0"))
     run(account, "helm", "repo", "add", "kuberay", "https://ray-project.github.io/kuberay-helm/")
     run(account, "helm", "upgrade", "kuberay-operator", "kuberay/kuberay-operator", "--install", "--version",
-        OPERATOR_VERSIONS["kuberay"], "--namespace", "kuberay-system", "--create-namespace")
+        load_catalog().versions["kuberay"], "--namespace", "kuberay-system", "--create-namespace")
     run(account, "sleep", "120")
     done = run(account, "kubectl", "apply", "-f", "rayjob.yaml")
     assert done.code == 0, done.err
