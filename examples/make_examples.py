@@ -18,7 +18,7 @@ from embark import __version__
 from embark.catalog import Machine, load_catalog, lowest_price
 from embark.formatting import format_usd
 from embark.lint.rendered import render_folder
-from embark.render.clouds.azure import GPU_OPERATOR_VERSION, NETWORK_OPERATOR_VERSION, pool_name
+from embark.render.clouds.azure import pool_name
 from embark.render.folder import SPEC, File
 from embark.render.folder_spec import spec_text
 from embark.render.job import POD_TARGETS, Job, default_image, make_job
@@ -126,7 +126,7 @@ def cloud_guide(job: Job) -> str:
         per_gpu=(job.machine.fabric_gbit_per_s or 0) / max(1, num_devices), needed_units=needed_units(job),
         budget_usd=budget_usd(job), data_source=job.data_source, data_target=data_target(job), grace_s=grace_s(job),
         cost_table=cost_table(job), pool_name=pool_name(job), runtime_versions=RUNTIME_VERSIONS,
-        network_operator_version=NETWORK_OPERATOR_VERSION, gpu_operator_version=GPU_OPERATOR_VERSION,
+        versions=load_catalog().versions,
         metrics_file=OBJECTS, dashboard_file=DASHBOARD, **serving(job),
         runs={"aws": "s3://$BUCKET/runs", "gcp": "gs://$BUCKET/runs"}.get(job.cloud, job.spec.store.root),
         settings_table=table(["Setting", "Why"], [[f"`{s.name}={s.value}`", s.why] for s in settings_of(job)]))

@@ -15,8 +15,8 @@ def table() -> str:
         needs = item["needs"].format(min_version=CONTRACT["min_version"])
         fix = item["fix"].replace("{min_version}", CONTRACT["min_version"])
         fix = re.sub(r"\{(\w+)\}", lambda match: match[1].upper(), fix).replace("|", "\\|")
-        if name == "kinds":
-            fix = "the command that installs the operator is printed"
+        fix = {"kinds": "the command that installs the operator is printed",
+               "secrets": "the command that creates it is printed"}.get(name, fix)
         fields = ", ".join(f"`{field}`" for field in item["field"].split(", ") if field)
         rows.append(f"| {name.replace('_', ' ')} | {needs} | {fields} | {fix} |")
     return "\n".join(rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -18,7 +19,7 @@ from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.controllers import pods_of
 from cloudsim.kubernetes.volumes import add_storage_class
 from cloudsim.programs import add_common_programs
-from embark.kubernetes.objects import OPERATOR_VERSIONS
+from embark.catalog import load_catalog
 from embark.rehearse import processes
 from embark.render.render import render
 
@@ -167,7 +168,6 @@ def test_a_device_is_there_when_its_plugin_tolerates_the_nodes(account: Account)
     assert run(account, *chart).code == 0
     run(account, "sleep", "60")
     assert "vpc.amazonaws.com/efa" not in cluster.allocatable(cluster.nodes[-1]), "its pods do not tolerate the taint"
-    run(account, "helm", "uninstall", "aws-efa-k8s-device-plugin", "-n", "kube-system")
     assert run(account, *chart, "--set-json", 'tolerations=[{"operator":"Exists"}]').code == 0
     run(account, "sleep", "60")
     assert cluster.allocatable(cluster.nodes[-1])["vpc.amazonaws.com/efa"] == 4
@@ -237,7 +237,7 @@ def test_a_rayjob_fails_with_the_exit_code_of_its_driver(
     (tmp_path / "rayjob.yaml").write_text(text.replace("backoffLimit: 1", "backoffLimit: 0"))
     run(account, "helm", "repo", "add", "kuberay", "https://ray-project.github.io/kuberay-helm/")
     run(account, "helm", "upgrade", "kuberay-operator", "kuberay/kuberay-operator", "--install", "--version",
-        OPERATOR_VERSIONS["kuberay"], "--namespace", "kuberay-system", "--create-namespace")
+        load_catalog().versions["kuberay"], "--namespace", "kuberay-system", "--create-namespace")
     run(account, "sleep", "120")
     done = run(account, "kubectl", "apply", "-f", "rayjob.yaml")
     assert done.code == 0, done.err
@@ -269,7 +269,7 @@ def test_torchx_submits_a_job_that_volcano_runs(account: Account, tmp_path: Path
         return account.run(Call(words[0], words[1:], tmp_path, environment))
 
     assert "Volcano is not installed" in submit().err
-    url = "https://raw.githubusercontent.com/volcano-sh/volcano/v1.13.0/installer/volcano-development.yaml"
+    url = "https://raw.githubusercontent.com/volcano-sh/volcano/v1.15.1/installer/volcano-development.yaml"
     assert run(account, "kubectl", "apply", "-f", url).code == 0
     run(account, "sleep", "120")
     assert 'namespaces "embark" not found' in submit().err
@@ -341,6 +341,24 @@ def test_no_port_is_forwarded_without_a_server(account: Account, port: str, mess
     apply(account, {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
                     "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]}})
     assert message in run(account, "kubectl", "port-forward", "service/web", port).err
+
+
+def test_a_service_leads_to_a_port_of_the_container(account: Account):
+    thing = server(memory="1Gi")
+    thing["spec"]["template"]["spec"]["containers"][0]["ports"] = [{"name": "http", "containerPort": 8000}]
+    apply(account, thing, {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+                           "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": 8080}]}})
+    assert "web leads to port 8080" in run(account, "kubectl", "port-forward", "service/web", "8000:80").err
+
+
+def test_time_passes_for_a_program_that_only_asks_again(account: Account, untrained: None):
+    (cluster,) = account.clusters.values()
+    cluster.resize_pool("system", 0)
+    cluster.resize_pool("system", 1)  # Its machine starts while the job waits.
+    apply(account, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}, job())
+    asked = [run(account, "kubectl", "get", "job", "one", "--output=json").out for _ in range(8)]
+    assert '"Complete"' not in asked[0]
+    assert '"Complete"' in asked[-1]
 
 
 def test_a_script_that_waits_for_ever_is_stopped(account: Account):
@@ -424,6 +442,36 @@ def test_an_autoscaler_without_a_metric_only_scales_up(account: Account):
     assert replicas_under_load(account, 2.5, 0.5) == [3, 3]
     assert "unable to get metric requests_in_flight" in events(account)
     assert "invalid metrics (1 invalid out of 2)" in events(account)
+
+
+def test_an_autoscaler_needs_the_metrics_server(account: Account):
+    account.cluster().has_metrics_server = False
+    apply(account, server(memory="1Gi"), scaler(CPU))
+    assert replicas_under_load(account, 3) == [2], "it stays at the replicas that there are"
+    waited = run(account, "kubectl", "wait", "hpa/web", "--for=condition=ScalingActive", "--timeout=10m")
+    assert waited.code == 1
+    assert "HorizontalPodAutoscaler web: invalid metrics (1 invalid out of 1)" in account.causes[0]
+    assert "the cluster has no metrics-server" in account.causes[0]
+
+
+@pytest.mark.parametrize("port", [8080, "web"])
+def test_a_probe_asks_a_port_that_the_server_has(account: Account, port: object):
+    thing = server(memory="1Gi")
+    thing["spec"]["template"]["spec"]["containers"][0] |= {
+        "command": ["embark", "serve", "s3://own-7/export"], "ports": [{"name": "http", "containerPort": 8000}],
+        "startupProbe": {"httpGet": {"path": "/v2/health/ready", "port": port}}}
+    apply(account, thing)
+    assert "exceeded its progress deadline" in rollout(account).err
+    assert re.search(rf"startupProbe .*{port}.* the container", account.causes[0])
+
+
+def test_a_device_s_toleration_is_of_the_effect_no_schedule(account: Account):
+    """The admission plugin adds it, so that pods do not fit machines which are tainted with NoExecute."""
+    cluster = account.cluster()
+    cluster.tolerates_extended_resources = True
+    cluster.pools["gpu"] = replace(GPU, taints=({**GPU.taints[0], "effect": "NoExecute"},))
+    apply(account, job(containers=[{"name": "main", "image": "app:1", "resources": {"limits": {"nvidia.com/gpu": 8}}}]))
+    assert "untolerated taint {nvidia.com/gpu" in events(account)
 
 
 def test_an_autoscaler_whose_controller_is_off_does_nothing(account: Account):

@@ -24,7 +24,8 @@ PLACES = {
     "aws": ("place.machine=p4d.24xlarge", "place.region=us-west-2", "place.zone=us-west-2b",
             "store.root=s3://own-7/runs", "place.image=123456789012.dkr.ecr.us-west-2.amazonaws.com/embark:1"),
     "azure": ("place.machine=Standard_ND96asr_v4", "place.region=eastus", "place.zone=1", "store.root=az://own-7/runs",
-              "place.storage_account=own7", "place.image=own7registry.azurecr.io/embark:1"),
+              "place.storage_account=own7", "place.image=own7registry.azurecr.io/embark:1",
+              "place.volume=azure-netapp-ultra", "data.kind=prepared", "data.path=/mnt/data/rows"),
     "gcp": ("place.machine=a2-highgpu-8g", "place.region=us-central1", "place.zone=us-central1-a",
             "store.root=gs://own-7/runs", "place.image=us-central1-docker.pkg.dev/your-project/embark/embark:1",
             "place.volume=filestore-zonal", "data.kind=prepared", "data.path=/mnt/data/rows"),
@@ -35,6 +36,16 @@ aws ecr create-repository --repository-name embark --region us-west-2
 aws ecr get-login-password --region us-west-2 |
   docker login --username AWS --password-stdin 123456789012.dkr.ecr.us-west-2.amazonaws.com
 IMAGE=123456789012.dkr.ecr.us-west-2.amazonaws.com/embark
+""",
+    "azure": r"""
+az group create --name embark --location eastus
+az acr create --name own7registry --resource-group embark --sku Standard
+az acr login --name own7registry
+IMAGE=own7registry.azurecr.io/embark
+./storage.sh buckets
+mkdir rows && printf 0 >rows/part-0.bin
+export AZURE_STORAGE_ACCOUNT_NAME=own7
+embark data copy rows "$(grep -o 'az://[^ ]*' data_copy_job.yaml | head -1)"
 """,
     "gcp": r"""
 gcloud components install gke-gcloud-auth-plugin kubectl alpha beta
@@ -294,6 +305,98 @@ def test_a_full_volume_is_said_before_machines_start(walk_of):
     assert full.code == 70, full.output[-3000:]
     assert "No space left on device" in full.output
     assert "the data was not copied" in full.output
+    assert walk.gpu_machines == []
+
+
+@pytest.mark.parametrize("cloud", ["azure", "gcp"])
+def test_the_second_day_in_one_account(cloud: str, walk_of, monkeypatch: pytest.MonkeyPatch):
+    """What the tests above walk on one cloud each, on the others; the training itself is answered at once."""
+    outcomes = [programs.Outcome(False, "train.learning_rate is too large", codes={"dlrm-0": 64, "dlrm-1": 64})]
+    monkeypatch.setattr(programs, "_train",
+                        lambda cluster, job: outcomes.pop() if outcomes else programs.Outcome(True, ""))
+    walk = walk_of(cloud)
+    walk.render()
+    walk.push()
+    failed = walk.train()
+    assert failed.code == 70, failed.output[-3000:]
+    (cluster,) = walk.account.clusters.values()
+
+    def ends_well(*settings: str) -> str:
+        """Render again, train, and pay for no GPU machine afterwards."""
+        walk.render(*settings)
+        done = walk.train()
+        assert done.code == 0, (settings, done.output[-3000:])
+        assert walk.gpu_machines == [], settings
+        return done.output
+
+    assert "the job failed" in failed.output
+    assert walk.gpu_machines == [], "a failed run stops paying by itself"
+    assert "has ended (Failed). It is deleted" in ends_well("train.learning_rate=0.01"), "the corrected spec"
+
+    image = PLACES[cloud][5 if cloud == "azure" else 4].removeprefix("place.image=").removesuffix(":1")
+    assert walk.sh(f"IMAGE={image}\n{PUSH.format(2)}").code == 0
+    ends_well(f"place.image={image}:2")
+    copies = [one.code for one in walk.account.records if one.words[:3] == ("apply", "-f", "data_copy_job.yaml")]
+    assert copies == [0, 0, 0], "the copy's Job has the new image too"
+
+    render_folder(str(walk.folder / "run.toml"), ["place.target=serve"], out=walk.folder / "serve")
+    assert walk.sh("kubectl apply -f serve/serve.yaml").code == 0  # Its pods wait for a machine.
+    ends_well("train.learning_rate=0.02")
+
+    def lose_a_machine() -> None:
+        """Lose a machine; its pool starts another one."""
+        lost = next(node for node in cluster.nodes
+                    if cluster.pools[node.pool].machine_type == PLACES[cloud][0].removeprefix("place.machine="))
+        cluster.nodes.remove(lost)
+        cluster.resize_pool(lost.pool, 2)
+
+    walk.when_followed(lose_a_machine)
+    ends_well("train.learning_rate=0.03")
+
+    walk.when_followed(lambda: setattr(walk.account, "has_login", False))
+    walk.render("train.learning_rate=0.04")
+    left = walk.train()
+    # kubectl's credentials of AKS are a certificate, so that the run is seen to its end and its machines are left.
+    said = "so the GPU machines are not ended: az login" if cloud == "azure" else "The job goes on"
+    assert left.code == (0 if cloud == "azure" else 64), left.output[-3000:]
+    assert said in left.output
+    assert "The GPU machines are paid until" in left.output
+    assert walk.gpu_machines
+    assert walk.sh(LOGINS[cloud]).code == 0
+    ends_well()
+
+    walk.render("place.queue=ml")
+    queue = walk.folder / "kueue.yaml"
+    text = queue.read_text()
+    queue.write_text(text.replace("nominalQuota: 16", "nominalQuota: 8"))
+    assert queue.read_text() != text
+    held = walk.sh(f"QUEUE_LIMIT_S=300 ./train_dlrm_{cloud}.sh --yes")
+    assert held.code == 70, held.output[-3000:]
+    assert "Kueue has not admitted the job for 300 seconds: couldn't assign flavors" in held.output
+    assert walk.gpu_machines == []
+    queue.write_text(text)
+    ends_well()
+
+    walk.render("train.learning_rate=0.05")
+    cluster.full_paths.add("/mnt/data")
+    full = walk.train()
+    assert full.code == 70, full.output[-3000:]
+    assert "No space left on device" in full.output
+    assert walk.gpu_machines == []
+    assert walk.sh(f"./train_dlrm_{cloud}.sh destroy --yes").code == 0
+    assert walk.account.clusters == {}
+    if cloud == "azure":  # GKE's scripts name no version at all.
+        script = walk.folder / "aks_cluster.sh"
+        script.write_text(script.read_text().replace("--nodepool-name", "--kubernetes-version 1.33 --nodepool-name"))
+        old = walk.sh("./aks_cluster.sh up --yes")
+        assert old.code != 0
+        assert "on version 1.33, which is not supported" in old.output
+        assert "a cluster of aks-1.33 cannot be created any more" in walk.sh("embark lint . || true").output
+        assert walk.sh("embark render run.toml --force").code == 0
+    larger = walk.sh(f"CAPACITY_GIB=20480 ./train_dlrm_{cloud}.sh --yes")
+    assert larger.code == 0, larger.output[-3000:]
+    (bought,) = [one.words for one in walk.account.records if "20480" in " ".join(one.words)]
+    assert "create" in bought, "a larger file system, in a cluster of a version that the cloud sells today"
     assert walk.gpu_machines == []
 
 

@@ -1,4 +1,4 @@
-"""Commands that wait for ever end with a verdict: what waited, and why what it waits for does not come."""
+"""Rehearsals take folders as they are, and a wait for ever ends with a verdict: what waited, and why."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from cloudsim import rehearse_scripts
 from cloudsim.rehearse_scripts import Step, run_step
 from cloudsim.session import AccountSession
+from embark.errors import UserError
+from embark.lint.rendered import render_folder
 
 CLUSTER = """
 gcloud components install gke-gcloud-auth-plugin
@@ -57,3 +61,22 @@ def test_a_program_that_waits_for_ever_is_the_verdict_with_its_cause(tmp_path: P
     while is_running(group):  # It takes its commands with it; the system collects them.
         assert time.monotonic() < until
         time.sleep(0.05)
+
+
+def test_a_folder_is_rehearsed_as_it_is(tmp_path: Path):
+    folder = tmp_path / "deploy"
+    render_folder("quickstart", ["place.cloud=gcp", "place.target=vm", "store.root=gs://own-7/runs",
+                                 "place.image=ghcr.io/me/embark:1"], out=folder)
+    script = folder / "vm.sh"
+    script.write_text(script.read_text().replace("set -euo pipefail\n", "echo 'edited by hand' >&2\nexit 3\n"))
+    result = rehearse_scripts.rehearse_scripts(str(folder), (), lambda step: None)
+    assert [(step.title, step.error) for step in result.steps if not step.is_ok] == [("up", "edited by hand")]
+    assert "edited by hand" in script.read_text()
+
+
+@pytest.mark.parametrize(("settings", "what"), [((), "is no folder from embark"), (("name=a",), "--set changes")])
+def test_a_folder_is_refused_that_nobody_rendered_or_with_settings(tmp_path: Path, settings, what: str):
+    if settings:
+        render_folder("quickstart", ["place.cloud=gcp", "store.root=gs://own-7/runs"], out=tmp_path)
+    with pytest.raises(UserError, match=what):
+        rehearse_scripts.rehearse_scripts(str(tmp_path), settings, lambda step: None)

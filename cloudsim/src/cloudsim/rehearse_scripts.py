@@ -14,6 +14,7 @@ from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.lint.rendered import render_folder
 from embark.rehearse.account import AccountRehearsal, StepResult
+from embark.render.folder import RECORD, read_record
 from embark.render.job import FOLLOW, POD_TARGETS, Job, make_job
 from embark.render.serving import artifact_of, disk_gib, token_secret
 from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
@@ -42,8 +43,15 @@ class Step:
 
 
 def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[StepResult], None]) -> AccountRehearsal:
-    """Render a spec and run its scripts in a simulated account; the first step that fails ends the rehearsal."""
-    job, assumed = _job(spec, settings)
+    """Render a spec and run its scripts in a simulated account; the first step that fails ends the rehearsal. The files
+    of a folder that was rendered are taken as they are."""
+    given = Path(spec) if Path(spec).is_dir() else None
+    if given:
+        spec = _spec_in(given, settings)
+        # Its files name the image, and the launch script refuses one without a registry.
+        job, assumed = make_job(load_spec(spec), load_catalog()), []
+    else:
+        job, assumed = _job(spec, settings)
     steps = make_steps(job)
     root = Path(mkdtemp(prefix="embark-account-"))
     try:
@@ -51,7 +59,10 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
         copied = root / "spec.toml"  # Rendering would change the user's file.
         if Path(spec).is_file():
             shutil.copy(spec, copied)
-        render_folder(str(copied) if copied.exists() else spec, [*settings, f"place.image={job.image}"], out=folder)
+        if given:
+            _copy_rendered(given, folder)
+        else:
+            render_folder(str(copied) if copied.exists() else spec, [*settings, f"place.image={job.image}"], out=folder)
         if job.target == "serve":
             render_folder(str(copied) if copied.exists() else spec,
                           [*settings, f"place.image={job.image}", "place.target=job"], out=folder / CLUSTER_FOLDER)
@@ -111,8 +122,8 @@ def make_steps(job: Job) -> list[Step]:
 
 def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple[str, ...], no_pool: tuple[str, ...]
                    ) -> list[Step]:
-    """Make a cluster, start in it what `embark launch` starts, wait for it, and end all of it. `artifact` puts a small
-    model where an export, or the publisher, puts versions."""
+    """Make a cluster, start in it what `embark launch` starts, wait for it, send a request, and end all of it.
+    `artifact` puts a small model where an export, or the publisher, puts versions."""
     trains, in_namespace = job.target == FOLLOW, f"--namespace {job.namespace}"
     broker = f"{job.name}-nats" if job.has_own_broker else ""
     parts = [f"statefulset/{broker}"] if broker else []
@@ -121,6 +132,8 @@ def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple
     made = [f"kubectl create secret generic {secret} {in_namespace} --from-literal=token=t "
             "--from-literal=options.toml='token = \"t\"'"
             for secret in (broker, token_secret(job.spec, job.name)) if secret]
+    scales = [f"kubectl wait horizontalpodautoscaler/{job.name}-serve {in_namespace} --for=condition=ScalingActive "
+              "--timeout=15m"] if job.spec.serve.autoscaler == "hpa" else []
     there = "." if trains else CLUSTER_FOLDER
     machines = (*((f"{script} machines --yes",) if trains else ()), *pool)
     return [
@@ -129,7 +142,9 @@ def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple
         *([Step("machines", machines)] if machines else []),
         Step("launch", (*made, "embark launch run.toml --yes",
                         *(f"kubectl rollout status {part} {in_namespace} --timeout=1h"
-                          for part in (*parts, f"deployment/{job.name}-serve")))),
+                          for part in (*parts, f"deployment/{job.name}-serve")), *scales)),
+        Step("request", (f"kubectl port-forward {in_namespace} service/{job.name}-serve 8000:80 &",
+                         "curl -s --fail-with-body --retry 9 --retry-connrefused localhost:8000/v2/health/ready")),
         Step("cancel", (f"embark cancel {job.name if trains else f'{job.name}-serve'} --yes",)),
         Step("destroy", (*no_pool, f"(cd {there} && {script} delete --yes)")),
     ]
@@ -145,6 +160,26 @@ def run_step(session: AccountSession, step: Step, folder: Path) -> StepResult:
     error, last = find_headline(done.stdout, () if done.returncode == NEVER_ENDED else records, report.causes)
     command = "" if last is None else " ".join((last.program, *last.words))
     return StepResult(step.title, False, len(records), done.stdout, command, error)
+
+
+def _spec_in(folder: Path, settings: Sequence[str]) -> str:
+    record = read_record(folder)
+    if not record.spec:
+        raise UserError(f"{folder}: is no folder from embark render", fix="embark render SPEC --out FOLDER writes one")
+    if settings:
+        raise UserError("--set changes a spec, and the files of a folder are taken as they are",
+                        fix=f"embark rehearse --account {folder / record.spec} --set …, or render the folder again")
+    return str(folder / record.spec)
+
+
+def _copy_rendered(source: Path, folder: Path) -> None:
+    """Copy what was rendered, with all edits, and the wheel. Data may lie in the folder too, and it is large."""
+    record = read_record(source)
+    wheels = [str(one.relative_to(source)) for one in source.glob("dist/*.whl")]
+    for name in {RECORD, record.spec, *record.checksums, *wheels}:
+        if (source / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / name, folder / name)
 
 
 def _job(spec: str, settings: Sequence[str]) -> tuple[Job, list[str]]:

@@ -67,8 +67,8 @@ class AccountSession:
     def bash(self, text: str, folder: Path, *, output: int | None = subprocess.PIPE, timeout_s: float = 3600.0
              ) -> subprocess.CompletedProcess[str]:
         """Run lines as if typed one after the other, up to the first that fails. Exported variables and the current
-        folder last until the next call; what runs in the background ends with this one. Commands that have not ended at
-        the limit are ended; the code is then `NEVER_ENDED`, and the last line names the command that was waiting."""
+        folder last until the next call; what runs in the background ends with this one. Commands that have not ended
+        at the limit are ended; the code is then `NEVER_ENDED`, and the last line names the command that was waiting."""
         state = self._folder / STATE
         script = "\n".join([
             "set -eo pipefail", "trap 'for job in $(jobs -p); do kill $job || true; done 2>/dev/null; wait' EXIT",

@@ -5,6 +5,7 @@
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
 # hand are kept unless --force is given.
 set -euo pipefail
+shopt -s inherit_errexit 2>/dev/null || true
 
 CLUSTER=${CLUSTER:-embark}
 REGION=${REGION:-us-west-2}

@@ -3,6 +3,7 @@
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
 # hand are kept unless --force is given.
 set -euo pipefail
+shopt -s inherit_errexit 2>/dev/null || true
 
 RESOURCE_GROUP=${RESOURCE_GROUP:-embark}
 CLUSTER=${CLUSTER:-embark}

@@ -5,6 +5,7 @@
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
 # hand are kept unless --force is given.
 set -euo pipefail
+shopt -s inherit_errexit 2>/dev/null || true
 
 CLUSTER=${CLUSTER:-embark}
 RESOURCE_GROUP=${RESOURCE_GROUP:-embark}
@@ -124,8 +125,12 @@ at_exit() {
 # Ends the GPU machines, unless --keep is given or pods of somebody else use GPUs of this cluster.
 release() {
   local used
-  if [ "$KEEP" = 1 ] || ! logged_in; then return 1; fi
+  if [ "$KEEP" = 1 ]; then return 1; fi
   if [ "$DRY_RUN" = 0 ]; then
+    if ! logged_in; then
+      printf 'The login has expired, so the GPU machines are not ended: %s, then %s clean\n' 'az login' "$0" >&2
+      return 1
+    fi
     used=$(kubectl get pods --all-namespaces --selector app.kubernetes.io/instance!=dlrm \
       --field-selector status.phase!=Succeeded,status.phase!=Failed \
       --output 'jsonpath={.items[*].spec.containers[*].resources.limits.nvidia\.com/gpu}') || return 1

@@ -4,6 +4,7 @@
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
 # hand are kept unless --force is given.
 set -euo pipefail
+shopt -s inherit_errexit 2>/dev/null || true
 
 : "${PROJECT:?the id of your Google Cloud project}"
 CLUSTER=${CLUSTER:-embark}
@@ -82,7 +83,9 @@ up() {
   run gcloud services enable container.googleapis.com artifactregistry.googleapis.com iam.googleapis.com --project="$PROJECT"
   if ! exists container clusters describe "$CLUSTER" --location="$REGION"; then
     pay 'The cluster: 0.37 USD an hour until it is deleted.'
-    # One zone: each zone of a regional pool would have the full node count.
+    # One zone: each zone of a regional pool would have the full node count. The machines have public addresses, through
+    # which they fetch images from any registry, and no firewall rule lets connections in: --enable-private-nodes needs a
+    # Cloud NAT, which is paid by the hour and the gigabyte.
     run gcloud container clusters create "$CLUSTER" \
       --location="$REGION" \
       --node-locations="$ZONE" \

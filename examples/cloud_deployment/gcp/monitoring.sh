@@ -4,6 +4,7 @@
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
 # hand are kept unless --force is given.
 set -euo pipefail
+shopt -s inherit_errexit 2>/dev/null || true
 
 : "${PROJECT:?the id of your Google Cloud project}"
 ZONE=${ZONE:-us-central1-a}

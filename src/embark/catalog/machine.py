@@ -315,12 +315,14 @@ class Volume:
 class Support:
     """The end of a version's support."""
 
-    name: Text  # The product and the version, such as `eks-1.35`.
+    name: Text  # The product and its minor version, such as `eks-1.35`.
     title: Text
-    ends: datetime.date
+    ends: datetime.date | None = None  # None: its project announces none.
     refused: datetime.date | None = None  # The cloud creates nothing of it after this day; None: it does.
     then: Text  # What happens after the end.
-    is_rendered: bool = False  # Rendered files name it.
+    version: Text = ""  # The complete version that rendered files name; empty: none does.
+    named: Text = ""  # Commands and images have this text before the version.
+    kubernetes: Text = ""  # The newest Kubernetes that its project supports it on, where the project says so.
     origin: Origin
 
     def is_refused(self, today: datetime.date) -> bool:
@@ -328,8 +330,7 @@ class Support:
 
     def notice(self, today: datetime.date) -> str:
         """Return a sentence on an end that has come or is near; empty if it is far away."""
-        num_days = (self.ends - today).days
-        if num_days > WARNING_DAYS:
+        if self.ends is None or (num_days := (self.ends - today).days) > WARNING_DAYS:
             return ""
         ends = f"is supported until {self.ends}, {num_days} days from now" if num_days >= 0 else \
             f"is out of support since {self.ends}"
@@ -361,10 +362,11 @@ class Catalog:
     cpu_machines: Mapping[str, CpuMachine]  # They run no training, so that only serving asks for them.
     support: Mapping[str, Support]
 
-    def rendered_version(self, product: str) -> str:
-        """Return the version of a product that rendered files name."""
-        return next(name.removeprefix(f"{product}-") for name, one in self.support.items()
-                    if one.is_rendered and name.startswith(f"{product}-"))
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions that rendered files name, by product: `eks`, `gpu_operator`."""
+        return {name.rpartition("-")[0].replace("-", "_"): one.version for name, one in self.support.items()
+                if one.version}
 
     def zones_of(self, machine: Machine | CpuMachine) -> Zones | None:
         """Return the zones that sell a machine; None if the catalog does not know: every zone of a region may have

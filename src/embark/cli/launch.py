@@ -56,6 +56,11 @@ def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, con
     """Show verdict and price, ask for confirmation, and launch. A run that costs nothing needs no confirmation."""
     shell = DryRunShell(lambda line: None if console.json else console.raw(f"{line}\n")) if dry_run else Shell()
     prepared = prepare_launch(spec, shell, console.warning, context=context)
+    return submit_prepared(console, prepared, shell, yes=yes, is_supervised=is_supervised)
+
+
+def submit_prepared(console: Console, prepared: PreparedLaunch, shell: Shell, *, yes: bool,
+                    is_supervised: bool = False) -> int:
     if prepared.estimate is not None:
         console.text(prepared.estimate.verdict)
         console.text(prepared.estimate.price, style="bold")

@@ -12,6 +12,7 @@ from embark.launch.http import NO_RETRY
 from embark.launch.shell import Shell
 from embark.lint.rendered import render_spec
 from embark.render.job import make_job
+from embark.render.serving import secret_commands
 from embark.render.targets.follow import TOPICS_FILE
 from embark.spec import RunSpec
 
@@ -28,8 +29,11 @@ def contract_of(spec: RunSpec) -> Contract:
     files = render_spec(job.with_target("job").spec if is_torchx else job.spec)
     texts = [file.text for file in files if file.path.endswith(".yaml") and file.path != TOPICS_FILE]
     objects = [one for text in texts for one in yaml.safe_load_all(text) if one]
-    return Contract(Objects(tuple(objects)), job.namespace, job.place.service_account, job.num_pods, job.cloud,
-                    job.place.identity, (VOLCANO,) if is_torchx else ())
+    place, serve = job.place, job.spec.serve
+    identities = {serve.service_account: serve.identity or place.identity, place.service_account: place.identity}
+    secrets = secret_commands(job.spec, job.name) if place.target in ("serve", "kserve", "follow") else {}
+    return Contract(Objects(tuple(objects)), job.namespace, job.num_pods, job.cloud, identities, secrets,
+                    (VOLCANO,) if is_torchx else ())
 
 
 def check_cluster(spec: RunSpec, shell: Shell) -> Iterator[Check]:

@@ -185,10 +185,10 @@ def check_prices(today: datetime.date, catalog: Catalog | None = None) -> Check:
 
 def check_versions(today: datetime.date) -> Check:
     """Check that the versions in rendered files are supported for some time."""
-    rendered = [one for one in load_catalog().support.values() if one.is_rendered]
+    rendered = [one for one in load_catalog().support.values() if one.version]
     notices = [notice for one in rendered if (notice := one.notice(today))]
-    first = min(rendered, key=lambda one: one.ends)
-    return check("versions", not notices, "; ".join(notices) or f"{first.title} is supported until {first.ends}",
+    ends, title = min((one.ends, one.title) for one in rendered if one.ends)
+    return check("versions", not notices, "; ".join(notices) or f"{title} is supported until {ends}",
                  f"supported for {WARNING_DAYS} days", "a newer Embark names newer ones; embark render again",
                  bad="warning")
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from embark.catalog import load_catalog
 from embark.errors import EmbarkError, UserError
 from embark.kubernetes.names import IDENTITY_ANNOTATIONS
-from embark.kubernetes.objects import OPERATOR_VERSIONS, K8sObject, Objects, at, condition_of, quantity, rows, texts
+from embark.kubernetes.objects import K8sObject, Objects, at, condition_of, quantity, rows, texts
 from embark.kubernetes.pods import GPU_RESOURCES, TPU, pod_specs, trains
 
 CONTRACT: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
@@ -78,17 +79,17 @@ class Contract:
 
     objects: Objects
     namespace: str
-    service_account: str
     num_nodes: int  # Nodes that train at the same time.
     cloud: str = ""
-    identity: str = ""
+    identities: dict[str, str] = field(default_factory=dict)  # By service account, where the spec names one.
+    secrets: dict[str, str] = field(default_factory=dict)  # Those that its pods read, with the command for each.
     kinds: tuple[tuple[str, str], ...] = ()  # Further pairs of an API version and a kind.
     resources: list[str] = field(default_factory=list)  # The kinds of its objects as kubectl names them.
 
     def check(self, cluster: ClusterReader) -> Iterator[Finding]:
         """Yield each item as soon as it is known. Without an API or a namespace nothing else can be asked."""
         for check in (self._version, self._kinds, self._namespace, self._rights, self._account, self._registry,
-                      self._queue, self._claim, self._storage_class, self._labels, self._admission):
+                      self._secrets, self._queue, self._claim, self._storage_class, self._labels, self._admission):
             try:
                 for finding in check(cluster):
                     yield finding
@@ -106,8 +107,7 @@ class Contract:
         if is_met:
             return Finding(name, "met", found)
         return Finding(name, "missing", found, ITEMS[name]["fix"].format(
-            namespace=self.namespace, service_account=self.service_account, min_version=CONTRACT["min_version"],
-            **values))
+            namespace=self.namespace, min_version=CONTRACT["min_version"], **values))
 
     def _version(self, cluster: ClusterReader) -> Iterator[Finding]:
         try:
@@ -132,7 +132,7 @@ class Contract:
             is_met = False
             install = CONTRACT["installs"].get("vcjob" if "volcano" in version else kind.lower(), "")
             yield self._finding("kinds", False, f"{kind} of {version} is not known", install=install.format_map(
-                OPERATOR_VERSIONS) or f"ask the cluster's owner to install the operator of {kind}")
+                load_catalog().versions) or f"ask the cluster's owner to install the operator of {kind}")
         if is_met:
             yield Finding("kinds", "met", ", ".join(dict.fromkeys(kind for _, kind in kinds)))
 
@@ -149,22 +149,20 @@ class Contract:
                             resources=",".join([*self.resources, *(resource for _, resource in READS)]))
 
     def _account(self, cluster: ClusterReader) -> Iterator[Finding]:
-        names = {str(pod.get("serviceAccountName") or "default") for pod in self.pods} - {
-            self.service_account, "default"}
-        lacks = [name for name in names if cluster.get("serviceaccounts", name) is None]
-        found = cluster.get("serviceaccounts", self.service_account)
-        lacks += [] if found else [self.service_account]
-        yield self._finding("account", not lacks, ", ".join([self.service_account, *names]) if not lacks else
-                            f"{self.namespace} has no service account {', '.join(lacks)}",
-                            account=(lacks or [""])[0])
+        names = sorted({str(pod["serviceAccountName"]) for pod in self.pods if pod.get("serviceAccountName")})
+        accounts = {name: cluster.get("serviceaccounts", name) for name in names}
+        lacks = [name for name, found in accounts.items() if found is None]
+        yield self._finding("account", not lacks, ", ".join(names) if not lacks else
+                            f"{self.namespace} has no service account {', '.join(lacks)}", account=lacks and lacks[0])
         key = IDENTITY_ANNOTATIONS[self.cloud]
-        if found is None or not key:
-            return
-        has = texts(at(found, "metadata.annotations")).get(key, "")
         is_needed = WORKLOAD_IDENTITY in str(self.objects.all)
-        is_met = has == self.identity if self.identity else bool(has) or not is_needed
-        yield self._finding("identity", is_met, has or f"no annotation {key}: the nodes, or EKS Pod Identity, grant it",
-                            annotation=key, identity=self.identity or "IDENTITY")
+        for name, found in accounts.items() if key else ():
+            wanted, has = self.identities.get(name, ""), texts(at(found or {}, "metadata.annotations")).get(key, "")
+            if found is not None:
+                yield self._finding(
+                    "identity", has == wanted if wanted else bool(has) or not is_needed, f"{name}: " + (
+                        has or f"no annotation {key}: the nodes, or EKS Pod Identity, grant it"),
+                    account=name, annotation=key, identity=wanted or "IDENTITY")
 
     def _registry(self, cluster: ClusterReader) -> Iterator[Finding]:
         images = sorted({str(one.get("image")) for pod in self.pods for one in rows(pod, "containers")})
@@ -184,6 +182,12 @@ class Contract:
                                 host=lacks[0] if lacks else "")
         if not secrets:
             yield Finding("registry", "met", f"{', '.join(hosts)}: by the right of the nodes or the service account")
+
+    def _secrets(self, cluster: ClusterReader) -> Iterator[Finding]:
+        for name, command in self.secrets.items():
+            found = cluster.get("secrets", name)
+            yield self._finding("secrets", found is not None, name if found else f"there is no Secret {name}",
+                                command=command)
 
     def _queue(self, cluster: ClusterReader) -> Iterator[Finding]:
         names = {texts(at(one, "metadata.labels")).get(QUEUE, "") for one in self.objects.all} - {""}

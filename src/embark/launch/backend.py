@@ -234,15 +234,18 @@ class LaunchBackend(ABC):
         """Return a function that returns the complete lines that were written since its last call."""
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        """Yield all replicas' lines, merged by time. With `follow`, until the run ends."""
-        read, has_lines = self.log_reader(handle), False
+        """Yield all replicas' lines, merged by time. With `follow`, until the run ends, and report why it waits."""
+        read, has_lines, reported = self.log_reader(handle), False, ""
         while True:
-            is_over = not follow or self.status(handle).has_ended
+            status = self.status(handle) if follow else None
             for line in read():
                 has_lines = True
                 yield line
-            if is_over:
+            if status is None or status.has_ended:
                 break
+            if status.state != "running" and status.reason != reported:
+                reported = status.reason
+                self._notify(f"{handle.name} is {status.state}: {reported}" + (f"; {status.fix}" if status.fix else ""))
             time.sleep(self.poll_s)
         if follow and self.late_s:
             time.sleep(self.late_s)

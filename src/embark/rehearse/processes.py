@@ -65,7 +65,7 @@ class Processes:
         as the address of an object store."""
         self._root = root
         self._names = names
-        self._env = env or {}
+        self._env = dict(env or {})
         self._ports: dict[str, str] = {}
         self._running: dict[str, LineStream] = {}
         self._starts: list[Start] = []

@@ -224,6 +224,13 @@ class Job:
         return self.capacity in ("reserved", "block")
 
     @property
+    def reservation(self) -> tuple[str, str]:
+        """A reservation of Google Cloud: the project that shares it, empty if it is the run's own, and its name."""
+        text = self.place.reservation
+        shared = re.match(r"projects/([^/]+)/reservations/([^/]+)", text)
+        return (shared[1], shared[2]) if shared else ("", text.partition("/")[0])
+
+    @property
     def is_queued(self) -> bool:
         """Whether its machines come all at once, when Google has them: Kueue holds the job back until then."""
         return self.capacity == "flex-start" and self.num_pods > 1 and bool(self.place.queue)
@@ -407,7 +414,7 @@ def make_job(spec: RunSpec, catalog: Catalog) -> Job:
     if is_following:
         mistakes += follow_mistakes(spec)
     if is_serving or is_following:
-        mistakes += [*serve_mistakes(spec, catalog), *endpoint_mistakes(spec, job.cloud),
+        mistakes += [*serve_mistakes(spec, catalog, job.cloud), *endpoint_mistakes(spec, job.cloud),
                      *_account_mistakes(job, artifact_of(spec))]
     if spec.place.target == SLURM:  # region, capacity, storage and identity are the cluster's own
         mistakes += [*_target_mistakes(job), *_budget_mistakes(job)]
@@ -540,9 +547,9 @@ def _capacity_mistakes(job: Job) -> Iterator[Mistake]:
                            f"of {job.cloud}", f"set it to its id: {example}")
         if not place.zone:
             yield _mistake("place.zone", "", "a reservation is in one zone", "set it to the reservation's")
-        if job.is_tpu or job.target == "vertex":
-            yield _mistake("place.capacity", capacity, "reservations are used by GPU machines of a cluster, and by "
-                           "plain ones", "leave it out")
+        if job.target == "tpu-vm" and capacity == "block":
+            yield _mistake("place.capacity", capacity, "TPU machines outside of a cluster are not taken from a block",
+                           'place.target = "jobset", or a reservation without a calendar: "reserved"')
         if job.target == "vm" and job.cloud == "azure" and job.num_nodes > 1 and job.location.has_fabric:
             yield _mistake("place.capacity", capacity, "machines of a reservation cannot be in an availability set, "
                            "without which plain ones share no InfiniBand", 'place.target = "job", or one machine')

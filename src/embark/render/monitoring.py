@@ -21,7 +21,6 @@ MONITOR_RESOURCES = {"aws": "podmonitors.monitoring.coreos.com", "azure": "podmo
                      "gcp": "podmonitorings.monitoring.googleapis.com", "": "podmonitors.monitoring.coreos.com"}
 POLICIES = ("idle_gpus", "dead_machines")  # Alert policies of Google Cloud.
 PROMETHEUS_RELEASE = "kube-prometheus-stack"  # The operator reads objects whose label `release` has this value.
-PROMETHEUS_VERSION = "88.5.3"  # The version of the chart, 2026-08.
 BUDGET_SCRIPT = "budget.sh"
 BUDGET_HOURS = 24  # A budget is for a day of the run if the spec sets no end.
 
@@ -32,7 +31,7 @@ def render_monitoring(job: Job) -> list[File]:
         "monitoring.sh", f"{job.cloud}/monitoring.sh.j2", job, idle_minutes=IDLE_MINUTES, idle_percent=IDLE_PERCENT,
         is_scraped=is_scraped(job), metrics_file=OBJECTS, dashboard=DASHBOARD,
         monitor_resource=MONITOR_RESOURCES[job.cloud], policies=POLICIES, prometheus_release=PROMETHEUS_RELEASE,
-        prometheus_version=PROMETHEUS_VERSION, sends_to_cloudwatch=sends_to_cloudwatch(job))
+        sends_to_cloudwatch=sends_to_cloudwatch(job))
     is_vm = job.target == "vm"
     templates = {("aws", True): ["cloudwatch_agent.json"], ("azure", False): ["dcgm_pod_monitor.yaml"],
                  ("gcp", True): ["ops_agent.yaml"]}.get((job.cloud, is_vm), [])

@@ -46,20 +46,36 @@ def token_secret(spec: RunSpec, name: str) -> str:
     return f"{server_name(name)}-token" if spec.serve.auth == "token" else ""
 
 
-def secret_options(spec: RunSpec, name: str) -> dict[str, str]:
-    """Return the Secrets that the pods of a deployment read, each with options of `kubectl create secret generic`, for
-    a shell in which TOKEN is set."""
-    token, stream = '--from-literal=token="$TOKEN"', spec.stream
-    found = {token_secret(spec, name): token}
-    if spec.place.target == "follow" and stream.secret:
-        found[stream.secret] = f'{token} --from-literal=options.toml="token = \\"$TOKEN\\""' \
+def secret_commands(spec: RunSpec, name: str) -> dict[str, str]:
+    """Return the Secrets that the pods of a deployment read, each with the command that creates it."""
+    place, stream, token = spec.place, spec.stream, '--from-literal=token="$TOKEN"'
+    options = {token_secret(spec, name): token}
+    if place.target == "follow":
+        options[stream.secret] = f'{token} --from-literal=options.toml="token = \\"$TOKEN\\""' \
             if has_own_broker(spec, name) else "--from-file=options.toml"
-    return {secret: options for secret, options in found.items() if secret}
+    commands = {secret: f'TOKEN="$(openssl rand -hex 32)"; kubectl create secret generic {secret} --namespace '
+                f"{place.namespace} {words}" for secret, words in options.items() if secret}
+    if has_tls(spec):
+        commands[spec.serve.tls_secret] = f"kubectl create secret tls {spec.serve.tls_secret} --namespace " \
+            f"{place.namespace} --cert=server.pem --key=server.key"
+    return commands
 
 
-def serve_mistakes(spec: RunSpec, catalog: Catalog) -> Iterator[Mistake]:
+def has_tls(spec: RunSpec) -> bool:
+    """Return whether the servers speak HTTPS. On Knative and on managed endpoints something before them does."""
+    return bool(spec.serve.tls_secret) and spec.place.target in ("serve", "follow")
+
+
+def serve_mistakes(spec: RunSpec, catalog: Catalog, cloud: str) -> Iterator[Mistake]:
     """Yield the mistakes that keep a server from being deployed."""
-    artifact = artifact_of(spec)
+    artifact, serve = artifact_of(spec), spec.serve
+    if serve.expose and (not has_tls(spec) or serve.auth != "token"):
+        yield Mistake("", "serve.expose", serve.expose, "requests and their token would pass in plain text, or anyone "
+                      "might ask", 'set serve.tls_secret and leave serve.auth = "token"; place.target "serve" or '
+                      '"follow" has it')
+    if serve.expose == "internal" and not cloud:
+        yield Mistake("", "serve.expose", serve.expose, "which cloud's load balancer it is, is not known",
+                      'set place.cloud, or "public" where the cluster decides')
     if "://" not in artifact:
         yield Mistake("", "serve.artifact", artifact, "is on this machine; pods do not see it",
                       "embark export RUN --to s3://BUCKET/NAME, and set it to that place; embark serve serves it here")

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embark.kubernetes.objects import OPERATOR_VERSIONS
+from embark.catalog import load_catalog
 from embark.render.folder import File
 from embark.render.job import SCHEMES, Job
 from embark.render.yaml_text import header, nest, plain, yaml_part
@@ -64,7 +64,7 @@ def job_text(template: str, job: Job, **values: Any) -> str:
                                      "a name for the storage account, 3 to 24 small letters and digits")
     return render_template(
         template, job=job, location=job.location, place=place, buckets=own, volume=job.volume, log=LOG,
-        is_vm=place.target in ("vm", "tpu-vm"), versions=OPERATOR_VERSIONS, step_text=step_text,
+        is_vm=place.target in ("vm", "tpu-vm"), versions=load_catalog().versions, step_text=step_text,
         project_setting=needed_setting("PROJECT", place.account, "the id of your Google Cloud project"),
         storage_account_setting=storage_account, login=LOGINS.get(job.cloud),
         cluster_price=f"The cluster: {CLUSTER_USD_PER_HOUR.get(job.cloud, 0.0):.2f} USD an hour until it is deleted.",
@@ -78,7 +78,8 @@ def script(about: str, *parts: str) -> str:
 
 
 def script_header(about: str) -> Shell:
-    return Shell(f"{header(about)}set -euo pipefail\n")
+    # The option makes `x=$(function)` stop at the function's first error too; shells before bash 4.4 lack it.
+    return Shell(f"{header(about)}set -euo pipefail\nshopt -s inherit_errexit 2>/dev/null || true\n")
 
 
 def command(*words: str, indent: int = 0) -> Shell:

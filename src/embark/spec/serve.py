@@ -41,6 +41,10 @@ class ServeSpec(Section):
     whatever is before the servers decides who may ask."""
     tls_secret: str = Field(default="", max_length=63, pattern=r"^$|^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
     """A Kubernetes Secret of the type `kubernetes.io/tls`: the Deployment's servers speak HTTPS with it."""
+    expose: Literal["", "internal", "public"] = ""
+    """On Kubernetes, the cloud's load balancer before the Deployment's servers, which is paid while it exists:
+    `internal` for the cloud's own network, `public` for the internet. It passes TLS through, so that it needs
+    `tls_secret`, and the token. Empty: pods of the cluster alone reach the servers."""
     clients: Namespaces = ()
     """Namespaces whose pods may connect to the servers and to the broker, beside those of `place.namespace` and the
     cluster's Prometheus. `["*"]`: everyone, such as a load balancer outside of the cluster."""

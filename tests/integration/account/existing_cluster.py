@@ -16,7 +16,7 @@ from cloudsim.kubernetes.cloud import NodePool, VolumeFacts
 from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.kinds import releases
 from cloudsim.programs import add_common_programs
-from embark.kubernetes.objects import OPERATOR_VERSIONS
+from embark.catalog import load_catalog
 from embark.launch.shell import CommandResult, Shell
 
 GPUS = NodePool("h100", "gpu-8x-h100", "zone-1", 2, {
@@ -28,7 +28,12 @@ OTHERS = NodePool("cpu", "cpu-16", "zone-1", 2, {"cpu": "15", "memory": "60Gi", 
 IDENTITY = "arn:aws:iam::123456789012:role/ads"
 ACCOUNT = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {
     "name": "trainer", "namespace": "ads", "annotations": {"eks.amazonaws.com/role-arn": IDENTITY}}}
-SERVERS = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "embark-serve", "namespace": "ads"}}
+READER = "arn:aws:iam::123456789012:role/servers"
+SERVERS = {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {
+    "name": "embark-serve", "namespace": "ads", "annotations": {"eks.amazonaws.com/role-arn": READER}}}
+TOKENS = [{"apiVersion": "v1", "kind": "Secret", "metadata": {"name": name, "namespace": "ads"},
+           "data": {"token": "c2VjcmV0", "options.toml": "dG9rZW4gPSAic2VjcmV0Ig=="}}
+          for name in ("ads-serve-token", "ads-nats")]
 LOGINS = base64.b64encode(json.dumps({"auths": {"ghcr.io": {"auth": "c2VjcmV0"}}}).encode()).decode()
 SECRET = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "ghcr", "namespace": "ads"},
           "type": "kubernetes.io/dockerconfigjson", "data": {".dockerconfigjson": LOGINS}}
@@ -39,7 +44,7 @@ CLAIM = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name
                   "resources": {"requests": {"storage": "10Ti"}}}}
 STORAGE_CLASS = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {
     "name": "fast", "annotations": {"storageclass.kubernetes.io/is-default-class": "true"}}, "provisioner": "fast.csi"}
-KUEUE = f"https://github.com/kubernetes-sigs/kueue/releases/download/{OPERATOR_VERSIONS['kueue']}/manifests.yaml"
+KUEUE = f"https://github.com/kubernetes-sigs/kueue/releases/download/{load_catalog().versions['kueue']}/manifests.yaml"
 QUOTA = {"cpu": 400, "memory": "4000Gi", "nvidia.com/gpu": 16, "rdma/ib": 16}
 QUEUE: list[dict[str, Any]] = [
     {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "ResourceFlavor", "metadata": {"name": "h100"}, "spec": {}},
@@ -97,7 +102,7 @@ def existing_cluster(folder: Path) -> AccountShell:
     account.clock.advance(120)
     shell = AccountShell(account)
     give(shell, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ads"}}, ACCOUNT, SERVERS, SECRET,
-         VOLUME, CLAIM, STORAGE_CLASS)
+         *TOKENS, VOLUME, CLAIM, STORAGE_CLASS)
     ok(shell.ask(["kubectl", "apply", "--server-side", "-f", KUEUE]))
     ok(shell.ask(["kubectl", "wait", "deployment", "--all", "--namespace", "kueue-system",
                   "--for=condition=Available", "--timeout=300s"]))

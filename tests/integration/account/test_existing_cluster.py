@@ -10,7 +10,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from integration.account.existing_cluster import GPUS, IDENTITY, OTHERS, AccountShell, existing_cluster, give, ok
+from integration.account.existing_cluster import (
+    GPUS,
+    IDENTITY,
+    OTHERS,
+    READER,
+    AccountShell,
+    existing_cluster,
+    give,
+    ok,
+)
 
 from cloudsim.session import AccountSession
 from embark.cli.console import Console
@@ -35,7 +44,7 @@ SETTINGS = [
 ]
 STREAM = ["place.target=follow", "place.nodes=1", "stream.source=nats", 'stream.topics=["shown"]', "train.decay=none",
           "publish.to=s3://ads/models", "place.queue=", "place.claim=", "train.num_steps=0",
-          "serve.identity=arn:aws:iam::123456789012:role/servers"]
+          f"serve.identity={READER}"]
 """A trainer that follows a stream, whose broker has a volume."""
 
 
@@ -75,8 +84,8 @@ def enforce(shell: AccountShell) -> None:
         "name": "ads", "labels": {"pod-security.kubernetes.io/enforce": "baseline"}}})
 
 
-def annotate(shell: AccountShell) -> None:
-    ok(shell.ask(["kubectl", "annotate", "serviceaccount", "trainer", "--namespace=ads", "--overwrite",
+def annotate(shell: AccountShell, account: str = "trainer") -> None:
+    ok(shell.ask(["kubectl", "annotate", "serviceaccount", account, "--namespace=ads", "--overwrite",
                   "eks.amazonaws.com/role-arn=arn:aws:iam::123456789012:role/other"]))
 
 
@@ -91,6 +100,8 @@ LACKS: dict[str, tuple[Callable[[AccountShell], None], list[str], str, str]] = {
                 "kubectl create serviceaccount trainer --namespace=ads"),
     "identity": (annotate, [], "role/other", f"eks.amazonaws.com/role-arn={IDENTITY}"),
     "registry": (drop("secret", "ghcr"), [], "no secret ghcr", "--docker-server=ghcr.io"),
+    "secrets": (drop("secret", "ads-nats"), STREAM, "no Secret ads-nats",
+                "kubectl create secret generic ads-nats --namespace ads"),
     "queue": (drop("localqueue", "ads"), [], "LocalQueue ads is not there", "kubectl get localqueues"),
     "claim": (drop("pvc", "shared"), [], "no claim shared", "kubectl describe persistentvolumeclaim shared"),
     "storage_class": (drop("storageclass", "fast"), STREAM, "no class is the default", "place.storage_class"),
@@ -174,12 +185,40 @@ def test_nodes_that_an_autoscaler_has_yet_to_start_are_a_warning(shell: AccountS
 
 
 def test_a_server_needs_room_on_nodes_without_accelerators(shell: AccountShell):
-    server = ["place.target=serve", "place.nodes=1", "place.queue=", "place.claim=", "place.resources=[]",
-              "place.tolerations=[]", "place.node_selector=[]"]
-    assert "wrong" not in verdicts(list(check_cluster(spec_of(*server), shell))).values()
+    assert "wrong" not in verdicts(list(check_cluster(spec_of(*SERVER), shell))).values()
     shell.account.cluster().pools["cpu"] = replace(OTHERS, allocatable={"cpu": "1", "memory": "2Gi"})
-    found = {one.name: one for one in check_cluster(spec_of(*server), shell)}
+    found = {one.name: one for one in check_cluster(spec_of(*SERVER), shell)}
     assert found["room"].verdict == "wrong"
+
+
+SERVER = ["place.target=serve", "place.nodes=1", "place.queue=", "place.claim=", "place.resources=[]",
+          "place.tolerations=[]", "place.node_selector=[]", f"serve.identity={READER}"]
+
+
+@pytest.mark.parametrize("settings", [SERVER, STREAM], ids=["serve", "follow"])
+@pytest.mark.parametrize(("item", "change", "fix"), [
+    ("account", drop("serviceaccount", "embark-serve"), "kubectl create serviceaccount embark-serve --namespace=ads"),
+    ("identity", lambda shell: annotate(shell, "embark-serve"), "kubectl annotate serviceaccount embark-serve "
+     f"--namespace=ads eks.amazonaws.com/role-arn={READER}"),
+    ("secrets", drop("secret", "ads-serve-token"), "kubectl create secret generic ads-serve-token --namespace ads"),
+])
+def test_what_the_servers_lack_is_named(shell: AccountShell, settings, item: str, change, fix: str):
+    assert "wrong" not in verdicts(list(check_cluster(spec_of(*settings), shell))).values()
+    change(shell)
+    wrong = [one for one in check_cluster(spec_of(*settings), shell) if one.verdict == "wrong"]
+    assert wrong[0].name == item
+    assert fix in wrong[0].fix
+
+
+def test_a_server_needs_no_account_of_a_trainer(shell: AccountShell):
+    drop("serviceaccount", "trainer")(shell)
+    assert "wrong" not in verdicts(list(check_cluster(spec_of(*SERVER), shell))).values()
+
+
+def test_a_certificate_that_is_not_there_is_named(shell: AccountShell):
+    found = {one.name: one for one in check_cluster(spec_of(*SERVER, "serve.tls_secret=ads-tls"), shell)}
+    assert found["secrets"].verdict == "wrong"
+    assert "kubectl create secret tls ads-tls --namespace ads --cert=" in found["secrets"].fix
 
 
 def launch(shell: AccountShell, spec: RunSpec) -> Kubernetes:

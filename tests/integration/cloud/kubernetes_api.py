@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import copy
 import json
 import re
 import threading
@@ -207,6 +208,8 @@ class _Handler(HttpHandler):
             return self._refuse(403, "Forbidden", f'{plural} "{name}" is forbidden: User "me" cannot touch {plural}')
         if sub == "log":
             return self._log(name, query)
+        if self.command == "GET" and not name and query.get("watch") in ("1", "true"):
+            return self._watch(group, plural, namespace, query)
         if self.command == "GET" and not name:
             return self.answer_json(200, self._list(group, plural, namespace, query))
         if self.command == "GET":
@@ -243,9 +246,31 @@ class _Handler(HttpHandler):
                  if kind == plural and namespace in ("", of) and all(
                      (value == labels.get(name)) if mark else name in labels for name, mark, value in wanted
                      for labels in [one["metadata"].get("labels", {})])]
+        named = query.get("fieldSelector", "").partition("metadata.name=")[2]
+        found = [one for one in found if named in ("", one["metadata"]["name"])]
         kind = self.owner.kinds[group][plural]
         return {"kind": f"{kind}List", "apiVersion": group or "v1", "metadata": {"resourceVersion": "1"},
                 "items": [self._whole(group, plural, one) for one in found]}
+
+    def _watch(self, group: str, plural: str, namespace: str, query: dict[str, str]) -> None:
+        """Send the objects and each that changes, and bookmarks that say that these are all, while somebody reads."""
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        mark = self._whole(group, plural, {"metadata": {
+            "resourceVersion": "1", "annotations": {"k8s.io/initial-events-end": "true"}}})
+        known: dict[str, dict[str, Any]] = {}
+        is_read = True
+        while is_read:
+            for one in copy.deepcopy(self._list(group, plural, namespace, query)["items"]):
+                name = one["metadata"]["name"]
+                one["metadata"] |= {"resourceVersion": "1", "namespace": namespace}
+                if known.get(name) != one:
+                    self._chunk(_watch_event("MODIFIED" if name in known else "ADDED", one))
+                    known[name] = one
+            is_read = self._chunk(_watch_event("BOOKMARK", mark))
+            time.sleep(0.05)
 
     def _whole(self, group: str, plural: str, found: dict[str, Any]) -> dict[str, Any]:
         return {**found, "apiVersion": group or "v1", "kind": self.owner.kinds[group][plural]}
@@ -268,15 +293,19 @@ class _Handler(HttpHandler):
                     self._chunk(f"{text}\n".encode())
                     if must_cut:
                         self.close_connection = True
-                        return None
+                        return
             if is_over and sent == len(self.owner.logs.get(pod, [])):
-                return self._chunk(b"")
+                self._chunk(b"")
+                return
             time.sleep(0.02)
 
-    def _chunk(self, data: bytes) -> None:
+    def _chunk(self, data: bytes) -> bool:
+        """Return whether anybody reads it."""
         with contextlib.suppress(OSError):
             self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
             self.wfile.flush()
+            return True
+        return False
 
     def _discovery(self, path: str) -> dict[str, Any] | None:
         kinds = self.owner.kinds
@@ -306,6 +335,10 @@ class _Handler(HttpHandler):
     def _refuse(self, code: int, reason: str, message: str) -> None:
         self.answer_json(code, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
                           "reason": reason, "message": message})
+
+
+def _watch_event(kind: str, thing: dict[str, Any]) -> bytes:
+    return json.dumps({"type": kind, "object": thing}).encode() + b"\n"
 
 
 def _resource_attributes(body: bytes) -> dict[int, str]:

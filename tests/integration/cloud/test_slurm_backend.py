@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ class Login:
     def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
         self.cluster, self.folder = cluster, folder
         self.env = {**os.environ, **cluster.environment, "XDG_DATA_HOME": str(folder / "data"),
-                    "OMP_NUM_THREADS": "1", "EMBARK_LEASE_TTL_S": "10"}
+                    "OMP_NUM_THREADS": "1", "EMBARK_LEASE_S": "10"}
 
     def embark(self, *words: str, code: int | None = 0) -> Any:
         done = subprocess.run([sys.executable, "-m", "embark", *words], cwd=self.folder, env=self.env,
@@ -52,6 +53,16 @@ class Login:
         every = (*SMALL, f"name={name}", "place.target=slurm", f"place.nodes={nodes}",
                  f"place.slurm.venv={sys.prefix}", *sets)
         self.embark("launch", "quickstart", *settings(every), code=code)
+        return self.job_id(name)
+
+    def tune(self, name: str, *words: str) -> str:
+        """Submit a search of two workers; returns the number of its array."""
+        every = (*SMALL, "place.target=slurm", "place.nodes=3", f"place.slurm.venv={sys.prefix}", f"name={name}")
+        self.embark("tune", "quickstart", *settings(every), "--workers=2", "--search=train.learning_rate=0.001..0.1",
+                    *words)
+        return self.job_id(f"{name}-tune")
+
+    def job_id(self, name: str) -> str:
         found = self.folder / "data" / "embark" / "runs" / "slurm" / name / "job_id"
         return found.read_text() if found.exists() else ""
 
@@ -170,6 +181,99 @@ def test_cancel_saves_and_leaves_nothing(login, cluster):
     assert cluster.job(job_id)["Restarts"] == "0"
 
 
+def stand_in(folder: Path, name: str, body: str) -> None:
+    """A program of this name that parses its words strictly, found before any other."""
+    program = folder / "bin" / name
+    program.parent.mkdir(exist_ok=True)
+    program.write_text(f"#!{sys.executable}\nimport os, re, sys\n{body}")
+    program.chmod(0o755)
+
+
+# `srun` with the options of Pyxis as its args.c parses them: an image or a file, pairs of absolute paths, a folder.
+PYXIS = r"""
+rest, given = [], {}
+for word in sys.argv[1:]:
+    name, _, value = word.partition("=")
+    if not rest and name.startswith("--container-"):
+        assert value and name not in given, word
+        given[name] = value
+    elif rest or not word.startswith("--"):
+        rest.append(word)
+    else:
+        given[word] = ""
+image, mounts = given.pop("--container-image"), given.pop("--container-mounts").split(",")
+assert re.fullmatch(r"([^@#]+@)?([^@#/]+#)?[^@#]+(:[\w.-]+)?", image) and image == "ghcr.io#me/embark:1", image
+for mount in mounts:
+    source, target = mount.split(":")
+    assert source == target and os.path.isdir(source), mount
+assert os.path.isdir(given.pop("--container-workdir"))
+os.environ["PATH"] = PYTHON + ":" + os.environ["PATH"]
+os.execv("/usr/bin/srun", ["srun", *given, *rest])
+"""
+# `apptainer exec` with the options of its action_flags.go that are used here.
+APPTAINER = r"""
+words = sys.argv[1:]
+assert words.pop(0) == "exec"
+given = {}
+while words[0].startswith("--"):
+    name = words.pop(0)
+    assert name in ("--pwd", "--bind"), name  # without GPUs no --nv
+    given[name] = words.pop(0)
+assert words.pop(0) == "docker://ghcr.io/me/embark:1"
+for path in given["--bind"].split(","):
+    assert os.path.isdir(path), path
+os.chdir(given["--pwd"])
+os.environ["PATH"] = PYTHON + ":" + os.environ["PATH"]
+os.execvp(words[0], words)
+"""
+
+
+@pytest.mark.parametrize(("container", "name", "body"), [("pyxis", "srun", PYXIS),
+                                                         ("apptainer", "apptainer", APPTAINER)])
+def test_a_container_gets_options_that_its_program_takes(login, container, name, body):
+    """Neither Pyxis nor Apptainer is here: a stand-in checks the options, then runs the ranks without a container."""
+    stand_in(login.folder, name, body.replace("PYTHON", repr(str(Path(sys.executable).parent))))
+    login.env["PATH"] = f"{login.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    job_id = login.launch("boxed", *SHORT, f"place.slurm.container={container}", "place.image=ghcr.io/me/embark:1",
+                          f'place.slurm.mounts=["{login.folder.parent}"]')
+    assert login.wait_for_end("boxed", job_id) == "succeeded", login.log("boxed", job_id)
+    assert len(login.losses("boxed")) == 30
+
+
+def test_the_jobs_of_an_array_share_the_trials_of_a_search(login, cluster):
+    array = login.tune("found", "--trials=3", *settings(SHORT))
+    cluster.wait_for("the search ends", lambda: login.state("found-tune") == "succeeded")
+    logs = [login.log("found-tune", f"{array}_{index}") for index in range(2)]
+    assert all("embark: the ranks ended with exit code 0" in log for log in logs)
+    result = json.loads((login.folder / "runs/found-tune/tune.json").read_text())
+    assert result["stopped_by"] == "trials"
+    assert [trial["state"] for trial in result["trials"]] == ["complete"] * 3
+    assert [len(login.events(f"found-tune/trial-000{index}", "start")) for index in range(3)] == [1, 1, 1]
+    best = tomllib.loads((login.folder / "runs/found-tune/best.toml").read_text())
+    assert best["place"]["nodes"] == 3
+    shown = login.embark("logs", "found-tune")
+    assert "found-tune_0 |" in shown
+    assert "found-tune_1 |" in shown
+    assert "found-tune: succeeded" in login.embark("diagnose", "found-tune")
+
+
+def test_workers_of_a_search_are_requeued_and_cancelled_together(login, cluster):
+    array = login.tune("long", "--trials=9", *settings(ENDLESS))
+    for index in range(2):
+        login.wait_for_checkpoint(f"long-tune/trial-000{index}", array)
+    status = login.embark("status", "long-tune", "--json")
+    assert (status["state"], [one["index"] for one in status["replicas"]]) == ("running", [0, 1])
+    cluster.ask("scancel", "--signal=TERM", f"{array}_1")
+    cluster.wait_for("the worker is requeued", lambda: cluster.job(f"{array}_1")["Restarts"] == "1")
+    assert login.state("long-tune") == "running"
+    cluster.wait_for("it begins another trial", lambda: login.events("long-tune/trial-0002", "step"))
+    login.embark("cancel", "long-tune", "--yes")
+    assert not cluster.ask("squeue", "--noheader")
+    cluster.wait_for("no process is left", lambda: not cluster.job_processes())
+    assert cluster.job(f"{array}_0")["Restarts"] == "0"
+    assert "embark: the ranks ended with exit code 75" in login.log("long-tune", f"{array}_0")
+
+
 def test_scancel_of_a_user_is_not_undone_by_the_script(login, cluster):
     job_id = login.launch("gone", *ENDLESS)
     login.wait_for_checkpoint("gone", job_id)
@@ -206,13 +310,14 @@ def python_that(folder: Path, line: str) -> str:
     return f"place.slurm.venv={folder / 'venv'}"
 
 
-@pytest.mark.parametrize(("line", "code", "num_restarts"),
-                         [("exit 70", 70, 3), ("exit 1", 1, 0), ("kill -9 $$", 137, 3)])
-def test_faults_are_retried_a_few_times(login, cluster, line, code, num_restarts):
-    job_id = login.launch("faulty", python_that(login.folder, line), nodes=1)
-    assert login.wait_for_end("faulty", job_id) == "failed"
-    assert cluster.job(job_id)["Restarts"] == str(num_restarts)
-    assert cluster.job(job_id)["ExitCode"] == f"{code}:0"
+def test_faults_are_retried_a_few_times(login, cluster):
+    cases = {"fault": ("exit 70", "70:0", "3"), "other": ("exit 1", "1:0", "0"), "killed": ("kill -9 $$", "137:0", "3")}
+    job_ids = {name: login.launch(name, python_that(login.folder / name, line), nodes=1)
+               for name, (line, *_) in cases.items()}
+    for name, (_, code, num_restarts) in cases.items():
+        assert login.wait_for_end(name, job_ids[name]) == "failed"
+        job = cluster.job(job_ids[name])
+        assert (job["ExitCode"], job["Restarts"]) == (code, num_restarts), name
 
 
 @pytest.mark.parametrize(("sets", "is_requeued"), [(("place.max_hours=5",), False), ((), True)])
@@ -239,6 +344,9 @@ def test_an_unknown_partition_is_refused_before_anything_is_submitted(login, clu
     assert "place.slurm.partition" in shown
     assert "no such partition" in login.embark("doctor", "quickstart", "--cloud", *settings(sets), code=1)
     assert "to start at" in login.embark("doctor", "quickstart", "--cloud", *settings(sets[:-1]))
+    with_gpus = (*sets[:-1], "place.slurm.gpus_per_node=4", "place.device=auto")
+    gpus = login.embark("doctor", "quickstart", "--cloud", *settings(with_gpus), code=1)
+    assert "gpus_per_node" in gpus
     many = login.embark("doctor", "quickstart", "--cloud", *settings((*sets[:-1], "place.nodes=32")), code=1)
     assert "no nodes of the partition" in many
     assert not cluster.ask("squeue", "--noheader")

@@ -190,7 +190,7 @@ CASES = [
         score(3), ("rollback", "model", "--list"), ("publish", "clicks", "--to", "model")), (score(1), score(2)),
         refit_mark, OF_NEWEST) for name in ("weights", "id_maps")),
     Case("gate record", f"{OLD}/gate.json", "json", (*VERSION, ("publish", "clicks", "--to", "model")),
-         (*OTHER_VERSIONS, score(2)), named=("Version2",)),
+         (*OTHER_VERSIONS, score(2)), named=("Version2", "version2")),
     Case("current version", "model/current.json", "json", (
         SCORE, ("rollback", "model", "--list"),
         ("rollback", "model"), ("publish", "clicks", "--to", "model"), ("export", "clicks", "--to", "model"),

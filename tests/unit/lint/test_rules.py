@@ -209,6 +209,26 @@ def test_the_end_of_a_version_s_support_comes_nearer_every_day(today, code):
         assert "$0.60 an hour" in found[0].what
 
 
+@pytest.mark.parametrize(("text", "says"), [
+    ("helm upgrade keda kedacore/keda --install --version 2.17.3", "KEDA 2.17 is out of support since 2026-02-02"),
+    ("helm install gpu-operator nvidia/gpu-operator --version=v25.10.1", "out of support since 2026-08-20"),
+    ("eksctl create cluster --version 1.35\nkubectl apply -f https://raw.githubusercontent.com/volcano-sh/volcano/v1.13.0/"
+     "installer/volcano-development.yaml", "Volcano 1.13 supports Kubernetes up to 1.33, and the cluster's is 1.35"),
+    ("helm upgrade keda kedacore/keda --install --version 2.20.2", ""), ("docker run nats:2.110", ""),
+    ("kubectl apply -f https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml", ""),
+])
+def test_an_operator_at_its_end_or_on_a_newer_kubernetes_is_found(text, says):
+    found = lint_texts({"up.sh": f"#!/bin/bash\n{text}\n"}, TODAY)
+    assert [one.code for one in found] == (["EMB414"] if says else [])
+    assert not says or says in found[0].what
+
+
+def test_a_broker_at_its_end_is_found_by_its_image():
+    text = (FIXTURES / "faulty" / "serve_open.yaml").read_text().replace("nats:2.14.0-alpine", "nats:2.11.4-alpine")
+    assert {one.what for one in lint_text("a.yaml", text) if one.code == "EMB414"} == {
+        "NATS 2.11 is out of support since 2026-04-30: then it gets no more corrections"}
+
+
 @pytest.mark.parametrize(("text", "code"), [
     ("az aks create --name a --kubernetes-version 1.34.2", "EMB414"), ("az aks create --name a -k 1.33", "EMB510"),
     ("az aks create --name a --kubernetes-version 1.28", "EMB510"), ("az aks create --name a -k 1.35", None),

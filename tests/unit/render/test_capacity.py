@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -12,6 +13,8 @@ from render_jobs import documents_of, job_of
 from embark.errors import SpecError
 from embark.lint.rendered import refuse_faults
 from embark.render.render import render
+from embark.render.targets.tpu_vm import create_words
+from embark.render.targets.vertex import render_vertex
 
 GROUP = ("/subscriptions/11111111-2222-3333-4444-555555555555/resourceGroups/capacity/providers/Microsoft.Compute/"
          "capacityReservationGroups/a100")
@@ -85,6 +88,36 @@ def test_gke_takes_the_machines_of_the_reservation_alone():
     assert "--reservation=training" in plain
 
 
+def test_tpus_of_gke_are_those_of_the_reservation():
+    script = texts_of("v5litepod-16", target="jobset", nodes=1, **{**GCP, "zone": "us-central1-a"})["gke_cluster.sh"]
+    pool = re.search(r"node-pools create.*?--project", script, re.S).group(0)
+    assert "--tpu-topology=4x4" in pool
+    assert "--reservation-affinity=specific --reservation=training" in pool
+
+
+@pytest.mark.parametrize(("name", "words"), [
+    ("training", ["--reserved"]),
+    ("projects/shared/reservations/training", ["--reserved", "--reservation-host-project=shared"])])
+def test_a_tpu_vm_takes_a_reservation_that_fits(name, words):
+    job = job_of("v5litepod-16", target="tpu-vm", nodes=1, **{**GCP, "reservation": name})
+    assert [word for word in create_words(job, "start.sh") if word.startswith("--reserv")] == words
+
+
+@pytest.mark.parametrize(("name", "project"), [
+    ("training", "my-project"), ("projects/shared/reservations/training/reservationBlocks/b-1", "shared")])
+def test_vertex_takes_the_machines_of_the_reservation(name, project):
+    from google.cloud.aiplatform_v1.types import CustomJobSpec  # takes seconds
+
+    job = job_of("a2-highgpu-8g", target="vertex", account="my-project", **{**GCP, "reservation": name})
+    text = next(file.text for file in render_vertex(job) if file.path == "vertex_job.yaml")
+    spec = CustomJobSpec.from_json(json.dumps(yaml.safe_load(text)), ignore_unknown_fields=False)
+    for pool in spec.worker_pool_specs:
+        found = pool.machine_spec.reservation_affinity
+        assert found.reservation_affinity_type.name == "SPECIFIC_RESERVATION"
+        assert found.key == "compute.googleapis.com/reservation-name"
+        assert list(found.values) == [f"projects/{project}/zones/us-central1-a/reservations/training"]
+
+
 def test_several_machines_of_flex_start_come_together_or_not_at_all():
     texts = texts_of("a3-ultragpu-8g", queue="embark", max_hours=48.0)
     assert "--flex-start --reservation-affinity=none" in texts["gke_cluster.sh"]
@@ -123,6 +156,7 @@ def test_one_machine_of_flex_start_needs_no_queue():
     ("a3-ultragpu-8g", {"capacity": "flex-start"}, "place.queue", "at once"),
     ("a3-ultragpu-8g", {"queue": "embark", "max_hours": 200.0}, "place.max_hours", "7 days"),
     ("a4x-highgpu-4g", {}, "place.capacity", "reserved"),
+    ("v5litepod-16", {**GCP, "target": "tpu-vm", "nodes": 1, "capacity": "block"}, "place.capacity", "block"),
 ])
 def test_what_a_cloud_does_not_sell_is_refused(machine, place, field, what):
     with pytest.raises(SpecError) as raised:

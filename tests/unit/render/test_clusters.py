@@ -76,6 +76,13 @@ def test_eks_stays_in_standard_support_and_aks_takes_its_default():
         "# Without --kubernetes-version", "")
 
 
+def test_every_installed_operator_supports_the_cluster_s_kubernetes():
+    catalog = load_catalog()
+    limits = {name: one.kubernetes for name, one in catalog.support.items() if one.version and one.kubernetes}
+    assert {"volcano-1.15", "keda-2.20"} <= set(limits)
+    assert all(limit >= catalog.versions["eks"] for limit in limits.values()), limits
+
+
 @pytest.mark.parametrize(("today", "refused"), [("2027-01-27", False), ("2028-03-28", True)])
 def test_a_rendering_warns_of_an_end_and_refuses_what_cannot_be_created(today, refused):
     files = render_eks(job_of("p4d.24xlarge"))

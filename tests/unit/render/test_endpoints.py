@@ -155,6 +155,12 @@ def test_azure_ml_s_deployment_asks_routes_that_the_server_has():
     assert large["instance_type"] == "Standard_E16s_v3"  # the catalog's E16s_v5 is not offered there
 
 
+def test_the_price_that_azure_ml_s_script_shows_is_of_its_deployment():
+    deployed = document("azureml", "azureml_deployment.yaml", "serve.memory_gib=60")["instance_type"]
+    (shown,) = re.findall(r"pay '2 to \d+ x (\S+) in ", files_of("azureml", "serve.memory_gib=60")["azureml.sh"].text)
+    assert shown == deployed
+
+
 @pytest.mark.parametrize(("target", "path", "old", "new", "code"), [
     ("cloud-run", "cloud_run.yaml", 'minScale: "2"', 'minScale: "0"', "EMB909"),
     ("cloud-run", "cloud_run.yaml", "cpu-throttling: 'false'", "cpu-throttling: 'true'", "EMB910"),

@@ -210,25 +210,6 @@ def test_what_cannot_be_deployed_is_refused(sets, field):
     assert field in [mistake.field for mistake in caught.value.mistakes]
 
 
-def test_a_server_that_may_write_and_a_disk_nobody_makes_are_found():
-    sets = (*NATS, "place.cluster=create")
-    files = {path: text for path, text in files_of(*sets).items() if path.endswith((".yaml", ".sh"))}
-    assert lint_texts(files) == []
-    for code, path, old, new in (
-            ("EMB917", "nats.yaml", "      storageClassName: embark-gp3\n", ""),
-            ("EMB917", "eks_cluster.yaml", "- name: aws-ebs-csi-driver\n", ""),
-            ("EMB921", "serve.yaml", "serviceAccountName: embark-serve", "serviceAccountName: embark"),
-            ("EMB921", "eks_cluster.yaml", "serviceAccountName: embark\n", "serviceAccountName: embark-serve\n")):
-        assert old in files[path]
-        assert {one.code for one in lint_texts({**files, path: files[path].replace(old, new)})} == {code}
-    files = {path: text for path, text in files_of(
-        *NATS, "place.machine=g2-standard-4", "place.cluster=create", "store.root=gs://bucket/runs",
-        "publish.to=").items() if path.endswith((".yaml", ".sh"))}
-    assert lint_texts(files) == []
-    planted = files["gke_cluster.sh"].replace("roles/storage.objectViewer", "roles/storage.objectAdmin")
-    assert {one.code for one in lint_texts({**files, "gke_cluster.sh": planted})} == {"EMB921"}
-
-
 def test_mistakes_made_by_hand_are_found():
     files = {path: text for path, text in files_of(*NATS).items() if path.endswith(".yaml")}
     edits = {"EMB951": ("follow.yaml", "replicas: 1\n  serviceName", "replicas: 2\n  serviceName"),

@@ -1,7 +1,7 @@
 """Rendered objects against the models and schemas of the projects that read them.
 
-Kubeflow's come from PyPI. The definitions of JobSet, Kueue, KubeRay, KEDA, KServe, Prometheus and eksctl are files of
-those projects: by hand, `EMBARK_SCHEMAS=FOLDER pytest -m schemas`, with `jobsets.crd.yaml`,
+Kubeflow's come from PyPI. The definitions of JobSet, Kueue, KubeRay, KEDA, KServe, Prometheus, Strimzi and eksctl are
+files of those projects: by hand, `EMBARK_SCHEMAS=FOLDER pytest -m schemas`, with `jobsets.crd.yaml`,
 `eksctl-…-cluster-config.json` and the like in it.
 """
 
@@ -33,7 +33,8 @@ FILES = {"TrainJob": "trainjobs", "TrainingRuntime": "clustertrainingruntimes", 
          "ClusterQueue": "kueue_kueue.x-k8s.io_clusterqueues", "LocalQueue": "kueue_kueue.x-k8s.io_localqueues",
          "ResourceFlavor": "kueue_kueue.x-k8s.io_resourceflavors", "ScaledObject": "keda_scaledobjects",
          "InferenceService": "kserve_inferenceservices", "PodMonitoring": "gcp_podmonitorings",
-         "PodMonitor": "prometheus_podmonitors", "AzurePodMonitor": "azure_podmonitors"}
+         "PodMonitor": "prometheus_podmonitors", "AzurePodMonitor": "azure_podmonitors",
+         "KafkaTopic": "strimzi_kafkatopics"}
 KEPT = ("type", "enum", "required", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
         "anyOf", "oneOf", "allOf", "not")
 
@@ -106,6 +107,18 @@ def test_keda_kserve_and_prometheus_take_the_server(definition, target, root, mo
 
 
 @pytest.mark.schemas
+def test_strimzi_takes_the_topics_of_a_stream():
+    sets = ["place.target=follow", "place.machine=g5.xlarge", "store.root=s3://bucket/runs", "train.decay=none",
+            "stream.source=kafka", "stream.topics=['shown']", "stream.servers=['broker:9092']",
+            "place.cluster=existing"]
+    files = own_files(make_job(load_spec("quickstart", sets), load_catalog()))
+    topics = [one for file in files if file.path == "kafka_topics.yaml" for one in yaml.safe_load_all(file.text)]
+    assert topics
+    for topic in topics:
+        _definition("KafkaTopic").validate(topic)
+
+
+@pytest.mark.schemas
 @pytest.mark.parametrize("target", [t for t in QUEUED if t != "job"])
 def test_the_definitions_would_refuse_a_field_that_is_not_there(target):
     document = next(d for d in documents(target, "p5.48xlarge") if d["kind"] in FILES)
@@ -166,6 +179,7 @@ def _definition(kind: str) -> jsonschema.Draft202012Validator:
     version = next(v for v in crd["spec"]["versions"] if v.get("storage"))
     schema = _strict(version["schema"]["openAPIV3Schema"])
     schema["properties"]["metadata"] = {"type": "object"}
+    schema["properties"]["apiVersion"] = {"const": f"{crd['spec']['group']}/{version['name']}"}
     return jsonschema.Draft202012Validator(schema)
 
 

@@ -172,6 +172,29 @@ def test_a_certificate_is_used_by_the_server_its_probes_and_prometheus():
     assert found["PodMonitor"]["spec"]["podMetricsEndpoints"][0]["scheme"] == "https"
 
 
+BALANCERS = {
+    ("aws", "public"): {"service.beta.kubernetes.io/aws-load-balancer-type": "nlb"},
+    ("aws", "internal"): {"service.beta.kubernetes.io/aws-load-balancer-type": "nlb",
+                          "service.beta.kubernetes.io/aws-load-balancer-internal": "true"},
+    ("azure", "public"): None, ("gcp", "public"): None,
+    ("azure", "internal"): {"service.beta.kubernetes.io/azure-load-balancer-internal": "true"},
+    ("gcp", "internal"): {"networking.gke.io/load-balancer-type": "Internal"},
+}
+
+
+@pytest.mark.parametrize(("cloud", "expose"), BALANCERS, ids=str)
+def test_a_load_balancer_passes_tls_through_to_the_servers(cloud, expose):
+    found = objects(f"serve.expose={expose}", "serve.tls_secret=films-tls", store=STORES[cloud])
+    service = found["Service"]
+    kubernetes_validate.validate(service, VERSION, strict=True)
+    assert service["spec"]["type"] == "LoadBalancer"
+    assert service["spec"]["ports"] == [{"name": "https", "port": 443, "targetPort": "http"}]
+    assert service["metadata"].get("annotations") == BALANCERS[cloud, expose]
+    (everyone,) = found["NetworkPolicy"]["spec"]["ingress"]
+    assert "from" not in everyone, "connections come from outside of the cluster"
+    assert "type" not in objects("serve.tls_secret=films-tls", store=STORES[cloud])["Service"]["spec"]
+
+
 def test_servers_have_an_account_of_their_own():
     role = "arn:aws:iam::123456789012:role/"
     found = objects(f"serve.identity={role}read", f"place.identity={role}write")
@@ -248,40 +271,61 @@ def test_what_is_rendered_would_be_found_if_it_were_wrong(sets):
     assert {one.code for one in lint_texts({"serve.yaml": files["serve.yaml"], "Dockerfile": image})} >= {"EMB908"}
 
 
-PLANTED = [
-    ("EMB915", "maxSurge: 0\n      maxUnavailable: 1", "maxSurge: 1\n      maxUnavailable: 0"),
-    ("EMB916", "ephemeral-storage: ", "ephemeral-storage: 1Gi #"),
-    ("EMB918", "  metrics:\n", "  metrics:\n  - type: Pods\n"),
-    ("EMB919", "EMBARK_SERVE_TOKEN", "OTHER_TOKEN"),
-    ("EMB920", "kind: NetworkPolicy", "kind: OtherPolicy"),
-    ("EMB922", "embark/config-checksum: ", "embark/other: "),
-]
+RENDERED = {
+    "serve": ("place.target=serve", "model.kind=my_model:MyModel", "serve.machine=r7i.2xlarge", "serve.memory_gib=40",
+              "serve.tls_secret=films-tls", "serve.expose=public"),
+    "keda": ("place.target=serve", "serve.autoscaler=keda"),
+    "kserve": ("place.target=kserve",),
+    "cloud-run": ("place.target=cloud-run", "place.account=my-project", "store.root=gs://bucket/runs"),
+    "follow": ("place.target=follow", "place.machine=g5.xlarge", "stream.source=nats", "stream.topics=['shown']",
+               "publish.to=s3://bucket/models", "train.decay=none"),
+    "gke": ("place.target=follow", "place.machine=g2-standard-4", "stream.source=nats", "stream.topics=['shown']",
+            "store.root=gs://bucket/runs", "train.decay=none"),
+}
+PLANTED = {
+    "a surge that fits no node": ("EMB915", "serve", "serve.yaml", "maxSurge: 0\n      maxUnavailable: 1",
+                                  "maxSurge: 1\n      maxUnavailable: 0"),
+    "a disk for less than all versions": ("EMB916", "serve", "serve.yaml", "ephemeral-storage: ",
+                                          "ephemeral-storage: 1Gi #"),
+    "less memory than versions on Cloud Run": ("EMB911", "cloud-run", "cloud_run.yaml", "memory: ", "memory: 16Mi #"),
+    "a metric without an adapter": ("EMB918", "serve", "serve.yaml", "  metrics:\n", "  metrics:\n  - type: Pods\n"),
+    "KEDA without a PodMonitor": ("EMB918", "keda", "serve_metrics.yaml", "kind: PodMonitor", "kind: OtherMonitor"),
+    "GKE's autoscaler switched off": ("EMB620", "gke", "gke_cluster.sh", ",HorizontalPodAutoscaling", ""),
+    "no token": ("EMB919", "serve", "serve.yaml", "EMBARK_SERVE_TOKEN", "OTHER_TOKEN"),
+    "no NetworkPolicy": ("EMB920", "serve", "serve.yaml", "kind: NetworkPolicy", "kind: OtherPolicy"),
+    "no TLS": ("EMB924", "serve", "serve.yaml", "- --tls-cert\n", "- --no-certificate\n"),
+    "the trainer's account": ("EMB921", "follow", "serve.yaml", "serviceAccountName: embark-serve",
+                              "serviceAccountName: embark"),
+    "an identity that may delete": ("EMB921", "follow", "eks_cluster.yaml", "serviceAccountName: embark\n",
+                                    "serviceAccountName: embark-serve\n"),
+    "a role that may write": ("EMB921", "gke", "gke_cluster.sh", "roles/storage.objectViewer",
+                              "roles/storage.objectAdmin"),
+    "changed code that replaces no pod": ("EMB922", "serve", "serve.yaml", "embark/config-checksum: ",
+                                          "embark/other: "),
+    "a changed spec that replaces no trainer": ("EMB922", "follow", "follow.yaml", "embark/config-checksum: ",
+                                                "embark/other: "),
+    "KServe in the installation's mode": ("EMB923", "kserve", "inference_service.yaml",
+                                          "    serving.kserve.io/deploymentMode: Knative\n", ""),
+    "a disk without a class": ("EMB917", "follow", "nats.yaml", "      storageClassName: embark-gp3\n", ""),
+    "a class without its driver": ("EMB917", "follow", "eks_cluster.yaml", "- name: aws-ebs-csi-driver\n", ""),
+    "a broker without a token": ("EMB954", "follow", "nats.yaml", "authorization { token: $NATS_TOKEN }", ""),
+    "requests before the tables are there": ("EMB901", "serve", "serve.yaml", "readinessProbe:", "otherProbe:"),
+    "a drain that is cut short": ("EMB902", "serve", "serve.yaml", "terminationGracePeriodSeconds: 45",
+                                  "terminationGracePeriodSeconds: 30"),
+}
+"""Mistakes of serving, each with its rule, and planted into a file that is rendered without it."""
 
 
-@pytest.mark.parametrize(("code", "old", "new"), PLANTED, ids=[row[0] for row in PLANTED])
-def test_a_server_that_is_unfit_for_production_is_found(code, old, new, tmp_path, monkeypatch):
+@pytest.mark.parametrize("mistake", PLANTED)
+def test_a_planted_mistake_of_serving_is_found(mistake, tmp_path, monkeypatch):
+    code, kind, path, old, new = PLANTED[mistake]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_model.py").write_text(OWN)
-    rendered = files_of("model.kind=my_model:MyModel", "serve.machine=r7i.2xlarge", "serve.memory_gib=40")
-    files = {path: text for path, text in rendered.items() if path.endswith(".yaml")}
+    job = make_job(load_spec("quickstart", ["store.root=s3://bucket/runs", *RENDERED[kind]]), load_catalog())
+    files = {file.path: file.text for file in render(job) if file.path.endswith((".yaml", ".sh"))}
     assert lint_texts(files) == []
-    assert old in files["serve.yaml"]
-    found = lint_texts({**files, "serve.yaml": files["serve.yaml"].replace(old, new)})
-    assert {one.code for one in found} == {code}
-
-
-def test_keda_without_a_monitor_of_the_pods_is_found():
-    files = {path: text for path, text in files_of("serve.autoscaler=keda").items() if path.endswith(".yaml")}
-    assert lint_texts(files) == []
-    del files["serve_metrics.yaml"]
-    assert [one.code for one in lint_texts(files)] == ["EMB918"]
-
-
-def test_kserve_in_the_installation_s_own_mode_is_found():
-    text = files_of(target="kserve")["inference_service.yaml"]
-    assert lint_texts({"a.yaml": text}) == []
-    planted = text.replace("    serving.kserve.io/deploymentMode: Knative\n", "")
-    assert [one.code for one in lint_texts({"a.yaml": planted})] == ["EMB923"]
+    assert old in files[path]
+    assert {one.code for one in lint_texts({**files, path: files[path].replace(old, new)})} == {code}
 
 
 @pytest.mark.parametrize("asked", ["serve.auth=none", "serve.autoscaler=adapter", "serve.clients=['*']"])
@@ -294,6 +338,8 @@ def test_what_a_spec_asks_for_is_no_finding(asked):
     (["store.root=az://c/runs"], r"place\.storage_account"),
     (["store.root=s3://b/r", "serve.machine=m7i.9xlarge"], "no such machine without accelerators"),
     (["store.root=s3://b/r", "serve.machine=c7i.xlarge", "model.rows_per_table=4000000"], "a replica needs"),
+    (["store.root=s3://b/r", "serve.expose=public"], "would pass in plain text"),
+    (["store.root=s3://b/r", "serve.expose=public", "serve.tls_secret=a", "serve.auth=none"], "anyone might ask"),
     (["store.root=s3://b/r", "serve.min_replicas=20"], r"is more than serve\.max_replicas"),
 ], ids=str)
 def test_what_cannot_be_deployed_is_refused(sets, says):

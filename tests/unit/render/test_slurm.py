@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import re
 import subprocess
+import tomllib
 
 import pytest
 from limits import HANG_S
@@ -13,7 +15,7 @@ from embark.errors import SpecError
 from embark.lint.check import lint_texts
 from embark.render.job import EXITS, make_job
 from embark.render.render import render
-from embark.render.targets.slurm import SCRIPT, script
+from embark.render.targets.slurm import SCRIPT, Search, script, search_job
 from embark.spec import load_spec
 
 
@@ -68,6 +70,20 @@ def test_a_container_runs_the_image_beside_the_data(container, expected):
     assert "$PWD" in text
     assert "/data" in text
     assert "/shared/venv" not in text
+
+
+def test_a_search_is_an_array_of_jobs_with_one_process_each():
+    spec = load_spec("quickstart", ["place.target=slurm", "place.nodes=4", "place.slurm.gpus_per_node=8"])
+    search = Search(spec, ("--trials=9", "--workers=3"), 3)
+    text = script(make_job(search_job(spec), load_catalog()), "Trains.", search)
+    assert {"--job-name=quickstart-tune", "--nodes=1", "--gpus-per-node=1", "--array=0-2"} <= set(options(text))
+    assert 'python -m embark tune "$SPEC" --trials=9 --workers=3' in text
+    assert "torchrun --" not in text
+    assert '"$SLURM_JOB_ID"' not in text  # of one job of an array it may stand for all
+    encoded = re.search(r"export EMBARK_SPEC_BASE64=(\S+)", text)
+    assert encoded
+    sent = tomllib.loads(base64.b64decode(encoded[1]).decode())
+    assert (sent["name"], sent["place"]["nodes"]) == ("quickstart", 4)
 
 
 def test_a_file_takes_the_place_of_an_image():

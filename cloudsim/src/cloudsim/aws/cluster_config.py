@@ -42,6 +42,12 @@ class ClusterConfig:
         return {str(one["name"]) for one in self.raw.get("addons") or ()}
 
     @property
+    def has_metrics_server(self) -> bool:
+        """Whether metrics-server is installed: eksctl does it by default since 0.201."""
+        is_default = not (self.raw.get("addonsConfig") or {}).get("disableDefaultAddons")
+        return is_default or "metrics-server" in self.addons
+
+    @property
     def identities(self) -> list[dict[str, Any]]:
         return list((self.raw.get("iam") or {}).get("podIdentityAssociations") or ())
 
@@ -110,6 +116,9 @@ def _check(account: AwsAccount, config: ClusterConfig, refuse: Any) -> None:
         raise refuse("managedNodeGroups: names must be unique")
     for index, group in enumerate(config.groups):
         _check_group(config, group, f"managedNodeGroups[{index}]", refuse)
+    if config.identities and "eks-pod-identity-agent" not in config.addons:
+        raise refuse('the "eks-pod-identity-agent" addon must be installed to create pod identity associations; please '
+                     'add "eks-pod-identity-agent" to addons')
     for index, one in enumerate(config.identities):
         path = f"iam.podIdentityAssociations[{index}]"
         for field in ("namespace", "serviceAccountName"):

@@ -101,7 +101,8 @@ class Eksctl:
         self.account.resources.add(STACK, key, network=network)
         cloud = EksCloud(self.account, config.name, network, config.addons, config.gives_roles)
         cluster = Cluster(config.name, cloud, self.account.clock, self.account.folder / "clusters" / config.name,
-                          config.version, tolerates_extended_resources=True)
+                          config.version, tolerates_extended_resources=True,
+                          has_metrics_server=config.has_metrics_server)
         self.account.clusters[key] = cluster
         self.account.clock.advance(CREATE_S)
         for addon, name in DAEMON_SETS.items():

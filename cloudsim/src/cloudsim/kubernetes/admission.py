@@ -204,7 +204,9 @@ def install(cluster: Cluster, release: Release, namespace: str, *, owner: Mappin
                 given = at(values, path)
                 tolerations = [{"key": key, "operator": "Exists"} for key in release.tolerated] if given is None \
                     else given
-            if cluster.find(kind_name, name, space) is None:
+            if found := cluster.find(kind_name, name, space):
+                found["spec"]["template"]["spec"]["tolerations"] = [dict(one) for one in tolerations]
+            else:
                 cluster.add_controller(kind_name, name, space, release.takes_s, owner, tolerations=tolerations,
                                        needs=release.needs if name != release.needs else "")
             lines.append(f"{kind_name.lower()}.apps/{name} serverside-applied")

@@ -81,6 +81,7 @@ class Cluster:
     """The admission plugin ExtendedResourceToleration: a pod that asks for a device tolerates the taint of its name."""
     runs: dict[ObjectKey, JobRun] = field(default_factory=dict)
     full_paths: set[str] = field(default_factory=set)  # Mounts of pods on which no space is left.
+    has_metrics_server: bool = True  # It measures the processors and the memory of pods for autoscalers.
     has_autoscaler: bool = True  # The controller of HorizontalPodAutoscalers runs.
     load: dict[tuple[str, str], float] = field(default_factory=dict)
     """Maps namespace and name of a Deployment to the number of replicas that its load needs."""

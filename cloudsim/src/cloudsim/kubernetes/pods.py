@@ -21,8 +21,8 @@ def create_pods(cluster: Cluster, key: ObjectKey, job: Object, pods: Sequence[Po
         spec = dict(pod.spec)
         if cluster.tolerates_extended_resources:
             devices = [name for name in requests({"spec": spec}) if "/" in name]
-            spec["tolerations"] = [*(spec.get("tolerations") or []), *({"key": name, "operator": "Exists"}
-                                                                      for name in devices)]
+            spec["tolerations"] = [*(spec.get("tolerations") or []), *(
+                {"key": name, "operator": "Exists", "effect": "NoSchedule"} for name in devices)]
         cluster.put({
             "apiVersion": "v1", "kind": "Pod", "spec": spec, "status": {"phase": "Pending", "conditions": []},
             "metadata": {"name": pod.name, "namespace": key[1], "labels": dict(pod.labels),

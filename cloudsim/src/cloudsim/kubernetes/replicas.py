@@ -108,11 +108,14 @@ def _start(cluster: Cluster, key: ObjectKey, thing: Object, stored: Object) -> N
 
 def _probe_error(stored: Object, name: str) -> str:
     container = next(one for one in rows(stored, "spec.containers") if one.get("name") == name)
-    ports = [one.get("name") for one in rows(container, "ports")]
+    names, numbers = ([one.get(field) for one in rows(container, "ports")] for field in ("name", "containerPort"))
     for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
         port = at(container, f"{probe}.httpGet.port")
-        if isinstance(port, str) and port not in ports:
+        if isinstance(port, str) and port not in names:
             return f'{probe} errored: strconv.Atoi: parsing "{port}": invalid syntax: the container has no such port'
+        if isinstance(port, int) and numbers and port not in numbers:
+            return (f"{probe} failed: dial tcp :{port}: connect: connection refused: the container's port is "
+                    f"{', '.join(map(str, numbers))}")
     return ""
 
 
@@ -149,19 +152,24 @@ def scale(cluster: Cluster) -> None:
         least = int(spec.get("minReplicas") or spec.get("minReplicaCount") or 1)
         most = int(spec.get("maxReplicas") or spec.get("maxReplicaCount") or 100)
         metrics = rows(spec, "metrics")
-        unknown = [one for one in metrics if one.get("type") != "Resource"
-                   and not set(CUSTOM_METRICS) & set(cluster.releases)]
+        has_custom = bool(set(CUSTOM_METRICS) & set(cluster.releases))
+        unknown = [one for one in metrics
+                   if not (cluster.has_metrics_server if one.get("type") == "Resource" else has_custom)]
         desired = math.ceil(cluster.load.get((namespace_of(target), name_of(target)), 0.0))
         status = condition("ScalingActive", "ValidMetricFound", "")
         for one in unknown:
             what = str(one.get("type", "")).lower()
-            name = at(one, f"{what}.metric.name")
-            cluster.emit(scaler, f"FailedGet{one.get('type')}Metric", f"unable to get metric {name}: unable to fetch "
-                         "metrics from custom metrics API: no known available metric versions found")
+            name = at(one, f"{what}.metric.name") or at(one, f"{what}.name")
+            error = ("resource metrics API: the server could not find the requested resource: the cluster has no "
+                     "metrics-server" if what == "resource" else
+                     "custom metrics API: no known available metric versions found")
+            reason = f"FailedGet{one.get('type')}Metric"
+            message = f"unable to get metric {name}: unable to fetch metrics from {error}"
+            cluster.emit(scaler, reason, message)
         if unknown and (len(unknown) == len(metrics) or desired < now):
             why = f"invalid metrics ({len(unknown)} invalid out of {len(metrics)})"
             cluster.emit(scaler, "FailedComputeMetricsReplicas", why)
-            status, desired = condition("ScalingActive", "FailedGetPodsMetric", why, status="False"), now
+            status, desired = condition("ScalingActive", reason, f"{why}: {message}", status="False"), now
         desired = min(max(desired, least), most)
         target["spec"]["replicas"] = desired
         scaler["status"] = {"currentReplicas": now, "desiredReplicas": desired, "conditions": [status]}

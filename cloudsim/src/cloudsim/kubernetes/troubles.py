@@ -22,7 +22,10 @@ def find_troubles(cluster: Cluster) -> list[str]:
         pods = pods_owned_by(cluster, key)
         own = [_pod_trouble(cluster, one) for one in pods] if pods else [_last_event(cluster, key, thing)]
         found += [f"{thing['kind']} {key[2]}: {why}" for why in dict.fromkeys(filter(None, own))]
-    return found
+    scalers = [(one, state) for one in cluster.of_kind("HorizontalPodAutoscaler")
+               for state in rows(one, "status.conditions")]
+    return found + [f"{one['kind']} {one['metadata']['name']}: {state['message']}" for one, state in scalers
+                    if state.get("status") == "False"]
 
 
 def _pod_trouble(cluster: Cluster, pod: Object) -> str:

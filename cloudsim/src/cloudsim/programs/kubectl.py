@@ -20,6 +20,7 @@ from embark.kubernetes.objects import at, rows
 
 AUTOSCALER = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status"
 STEP_S = 15.0  # The interval at which `kubectl wait` and `logs --follow` look.
+POLL_S = 60.0  # The time that passes before a program asks word for word what it has just asked.
 
 
 class Kubectl:
@@ -29,6 +30,7 @@ class Kubectl:
     def __init__(self, account: Account) -> None:
         self._account = account
         self._grammar = load_grammar("kubectl")
+        self._asked: dict[tuple[str, ...], float] = {}  # Maps the words of a `get` to the time of its last answer.
 
     def run(self, call: Call) -> str:
         command = self._grammar.parse(call.words)
@@ -223,6 +225,10 @@ class Kubectl:
     def _get(self, command: ParsedCommand, call: Call) -> str:
         cluster = self._cluster(command)
         words = list(command.positionals["WORDS"])
+        if self._asked.get(call.words) == cluster.clock.now:
+            # Who asks again has waited in between, without a program of this account.
+            cluster.advance(POLL_S)
+        self._asked[call.words] = cluster.clock.now
         if command["--raw"]:
             return self._raw(cluster, command.text("--raw"))
         if command.path[0] == "events":
@@ -305,8 +311,11 @@ class Kubectl:
         containers = rows(pods[0], "spec.containers") if pods else []
         numbers = [str(port["containerPort"]) for one in containers for port in rows(one, "ports")
                    if target in (port.get("name"), str(port["containerPort"]))]
-        if not here or not numbers:
-            raise Refusal(f"error: unable to forward port because pod is not running, or has no port {target}")
+        if containers and not numbers:
+            raise Refusal(f"error: lost connection to pod: {name} leads to port {target}, connection refused: no "
+                          "container has this port")
+        if not here:
+            raise Refusal("error: unable to forward port because pod is not running")
         return f"{mine} {numbers[0]} {here}"
 
     def _logs(self, command: ParsedCommand, call: Call) -> str:
@@ -384,8 +393,9 @@ def _merge(thing: Any, patch: Any) -> Any:
 def _meets(cluster: Cluster, thing: Object, condition: str) -> bool:
     kind, _, rest = condition.partition("=")
     if kind == "jsonpath":
-        path, _, wanted = rest.rpartition("=")
-        return wanted in [str(one) for one in find(path.strip("'{}"), thing)]
+        path, _, wanted = rest.partition("}")
+        values = find(path.lstrip("'{"), thing)
+        return wanted.strip("'=") in map(str, values) if "=" in wanted else any(values)
     name, _, wanted = rest.partition("=")
     key = (thing["kind"], thing["metadata"].get("namespace", ""), thing["metadata"]["name"])
     if key in cluster.ready_at and name.lower() == "available":

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 from embark.catalog import load_catalog
@@ -25,7 +26,7 @@ from embark.launch.backend import (
 from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
 from embark.render.job import SLURM, make_job
-from embark.render.targets.slurm import SCRIPT, grace_s, script
+from embark.render.targets.slurm import SCRIPT, Search, grace_s, script
 from embark.spec import RunSpec
 from embark.store import write_atomic
 
@@ -34,18 +35,21 @@ WAITING = ("PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", 
 RUNNING = ("RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING")
 END_S = 120.0  # Time in which Slurm itself ends what did not end by its grace period.
 LAST_LINE = re.compile(rb"embark: the ranks ended with exit code (\d+)\n")
+ORDER = ("running", "restarting", "pending", "failed", "gone", "succeeded")  # The state of several jobs is the first.
 EPOCH = ("env", "SLURM_TIME_FORMAT=%s")  # Slurm's own format has no time zone.
 
 
 class Slurm(LaunchBackend):
-    """Submits the rendered script, and finds the job again by its number."""
+    """Submits the rendered script, and finds the job again by its number; the jobs of an array by its number too."""
+
+    search: Search | None = None  # What is submitted as an array, instead of a run.
 
     def handle_of(self, spec: RunSpec) -> RunHandle:
-        job = make_job(spec, load_catalog())
+        job, num_jobs = make_job(spec, load_catalog()), self.search.num_jobs if self.search else 0
         where = {"folder": str(registry_dir() / "slurm" / job.name), "object": job.name, "cwd": str(Path.cwd()),
-                 "grace_s": grace_s(job)}
+                 "grace_s": grace_s(job), "num_jobs": num_jobs}
         return RunHandle(name=spec.name, backend=SLURM, where=where, title=job.title, run_uri=absolute_run_uri(spec),
-                         usd_per_hour=job.usd_per_hour)
+                         usd_per_hour=job.usd_per_hour and job.usd_per_hour * max(1, num_jobs))
 
     def check(self, request: LaunchRequest) -> None:
         handle = request.handle
@@ -75,6 +79,12 @@ class Slurm(LaunchBackend):
         job_id = self._job_id(handle)
         if not job_id:
             return Status("gone", f"{handle.name} has no job", "embark launch submits it")
+        found = [self._job_status(handle, one) for one in _jobs(handle, job_id)]
+        first = min(found, key=lambda one: ORDER.index(one.state))
+        return replace(first, replicas=tuple(chain(*(one.replicas for one in found))),
+                       num_restarts=sum(one.num_restarts for one in found))
+
+    def _job_status(self, handle: RunHandle, job_id: str) -> Status:
         job = self._job(handle, job_id)
         state, code = job.get("JobState", "").partition(" ")[0], int(job.get("ExitCode", "0").partition(":")[0])
         if not state:
@@ -86,8 +96,9 @@ class Slurm(LaunchBackend):
             return status.become("restarting" if status.num_restarts else "pending", *why)
         if state in RUNNING:
             nodes = self._ask("scontrol", "show", "hostnames", job["NodeList"]).split() if job.get("NodeList") else []
+            first = int(job.get("ArrayTaskId", 0))
             return replace(status, replicas=tuple(Replica(node, index, "running", since_s=status.since_s)
-                                                  for index, node in enumerate(nodes)))
+                                                  for index, node in enumerate(nodes, first)))
         status = replace(status, ended_s=_seconds(job, "EndTime"))
         if state == "COMPLETED":
             return status.become("succeeded")
@@ -98,7 +109,14 @@ class Slurm(LaunchBackend):
 
     def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
         name = handle.where["object"]
-        return file_reader(self._log(handle), lambda raw: LogLine.of(0, name, raw.decode(errors="replace"), None))
+
+        def reader(job_id: str) -> Callable[[], Iterator[LogLine]]:
+            source = f"{name}{''.join(job_id.partition('_')[1:])}"
+            return file_reader(self._log(handle, job_id),
+                               lambda raw: LogLine.of(0, source, raw.decode(errors="replace"), None))
+
+        readers = [reader(one) for one in _jobs(handle, self._job_id(handle))]
+        return lambda: chain(*(read() for read in readers))
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         """Let the ranks save and end, without another attempt, then end what is left of the job."""
@@ -111,6 +129,7 @@ class Slurm(LaunchBackend):
             return self.status(handle).has_ended
 
         limit_s = handle.where["grace_s"]
+        self._change("scancel", "--state=PENDING", job_id)
         if status.state == "running":
             self._change("scontrol", "update", f"JobId={job_id}", "Requeue=0")
             self._change("scancel", "--signal=TERM", job_id)
@@ -122,20 +141,20 @@ class Slurm(LaunchBackend):
 
     def _options(self, handle: RunHandle) -> list[str]:
         cwd = handle.where["cwd"]
-        return [f"--chdir={cwd}", f"--output={cwd}/%x-%j.log"]
+        return [f"--chdir={cwd}", f"--output={cwd}/%x-{'%A_%a' if self.search else '%j'}.log"]
 
-    def _log(self, handle: RunHandle) -> Path:
-        return Path(handle.where["cwd"], f"{handle.where['object']}-{self._job_id(handle)}.log")
+    def _log(self, handle: RunHandle, job_id: str) -> Path:
+        return Path(handle.where["cwd"], f"{handle.where['object']}-{job_id}.log")
 
     def _script(self, request: LaunchRequest) -> str:
-        return script(make_job(request.spec, load_catalog()), f"Trains {request.handle.title}.")
+        return script(make_job(request.spec, load_catalog()), f"Trains {request.handle.title}.", self.search)
 
     def _job_id(self, handle: RunHandle) -> str:
         """Return the job's number; that of a job of this name if the launch was interrupted before it wrote it."""
         path = handle.folder / JOB
         if path.is_file():
             return path.read_text().strip()
-        found = self._ask("squeue", "--me", "--noheader", f"--name={handle.where['object']}", "--format=%A").split()
+        found = self._ask("squeue", "--me", "--noheader", f"--name={handle.where['object']}", "--format=%F").split()
         return found[0] if found else "JOB" if self._shell.is_dry else ""
 
     def _job(self, handle: RunHandle, job_id: str) -> dict[str, str]:
@@ -150,7 +169,7 @@ class Slurm(LaunchBackend):
                                 "--format=State,ExitCode,Start,End"])
         if done.is_ok and done.out.strip():
             return dict(zip(names, done.out.splitlines()[-1].split("|"), strict=True))
-        log = self._log(handle)
+        log = self._log(handle, job_id)
         found = LAST_LINE.findall(log.read_bytes()) if log.is_file() else []
         if not found:
             return {}
@@ -171,6 +190,11 @@ class Slurm(LaunchBackend):
         if done.is_ok:
             return done
         raise _error(done)
+
+
+def _jobs(handle: RunHandle, job_id: str) -> list[str]:
+    """Return the number of the job, or of each job of an array."""
+    return [f"{job_id}_{index}" for index in range(handle.where.get("num_jobs", 0))] or [job_id]
 
 
 def _error(done: CommandResult) -> EmbarkError:

@@ -9,7 +9,7 @@ from embark.kubernetes.yaml_nodes import Node, Span
 from embark.lint.edits import set_key, set_scalar
 from embark.lint.manifests import Manifests, Setting, TrainingJob
 from embark.lint.read import Document
-from embark.lint.rule import Hit, Hits
+from embark.lint.rule import Hit, Hits, Located
 from embark.lint.shell import Command
 
 _CREATE = {"eks": ("eksctl create cluster", "aws eks create-cluster"), "aks": ("az aks create",)}
@@ -32,10 +32,29 @@ def old_kubernetes(manifests: Manifests, *, product: str) -> Hits:
 
 
 def support_ends(manifests: Manifests) -> Hits:
-    for name, location in kubernetes_versions(manifests):
-        found = manifests.catalog.support.get(name)
+    """Support ends of a version that a file names, or its project does not support it on the cluster's Kubernetes."""
+    support, clusters = manifests.catalog.support, list(kubernetes_versions(manifests))
+    for name, where in (*clusters, *operator_versions(manifests)):
+        found = support.get(name)
         if found and not found.is_refused(manifests.today) and (notice := found.notice(manifests.today)):
-            yield Hit(location, notice)
+            yield Hit(where, notice)
+        for cluster in {one.rpartition("-")[2] for one, _ in clusters}:
+            if found and found.kubernetes and _number(cluster) > _number(found.kubernetes):
+                yield Hit(where, f"{found.title} supports Kubernetes up to {found.kubernetes}, and the cluster's is "
+                          f"{cluster}")
+
+
+def operator_versions(manifests: Manifests) -> Iterator[tuple[str, Located]]:
+    """Yield each version in the catalog that a command installs or an image has."""
+    texts: list[tuple[str, Located]] = [(" ".join(command.argv), command) for command in manifests.commands]
+    texts += [(one.node["image"].text, one) for pod in manifests.pods for one in pod.containers]
+    for name, one in manifests.catalog.support.items():
+        pattern = rf"(^|[ /]){re.escape(one.named)}(.*[ /=v])?{re.escape(name.rpartition('-')[2])}\b"
+        yield from ((name, where) for text, where in texts if one.named and re.search(pattern, text))
+
+
+def _number(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def kubernetes_versions(manifests: Manifests) -> Iterator[tuple[str, Span]]:

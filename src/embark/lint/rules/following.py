@@ -1,5 +1,6 @@
 """EMB95x: does a deployment that follows a stream train each record once, and serve what it publishes?"""
 
+import re
 from collections.abc import Iterator
 
 from embark.kubernetes.pods import embark_words
@@ -64,6 +65,15 @@ def server_follows_another_place(server: Container, pod: PodTemplate, manifests:
     if uris and artifact and artifact.text.rstrip("/") not in uris:
         yield Hit(artifact, f"it serves {artifact.text}, and versions are published to "
                   f"{', '.join(sorted(uris))}", f"embark serve {min(uris)}")
+
+
+def broker_without_token(pod: PodTemplate, manifests: Manifests) -> Hits:
+    mounted = [volume.at("configMap.name").text for volume in pod.spec["volumes"]]
+    files = [str(one["data"].texts) for one in manifests.of_kind("ConfigMap") if one.name in mounted]
+    for container in pod.containers:
+        if re.search(r"(^|/)nats:", container.node["image"].text) and not re.search(
+                r"authorization|accounts|--auth|--user", " ".join([*container.argv, *files])):
+            yield Hit(container)
 
 
 def _published(manifests: Manifests) -> Iterator[str]:

@@ -116,6 +116,15 @@ def server_without_policy(server: Container, pod: PodTemplate, manifests: Manife
         yield Hit(server)
 
 
+def exposed_without_tls(document: Document, manifests: Manifests) -> Hits:
+    """A load balancer passes requests and their token in plain text."""
+    wanted, selector = document.at("spec.type"), document.at("spec.selector").texts
+    for server, pod in servers(manifests) if document.kind == "Service" and wanted.text == "LoadBalancer" else ():
+        if pod.document.namespace == document.namespace and selector.items() <= pod.labels.items() and \
+                not any(word.startswith("--tls-cert") for word in server.argv):
+            yield Hit(wanted)
+
+
 def server_may_write(server: Container, pod: PodTemplate, manifests: Manifests) -> Hits:
     """The server's account is that of what trains, or a policy or a role of it allows more than reading."""
     account, namespace = pod.spec["serviceAccountName"], pod.document.namespace

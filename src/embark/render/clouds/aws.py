@@ -184,7 +184,7 @@ def render_eks(job: Job) -> list[File]:
     """Write `eks_cluster.yaml` for eksctl, and `eks_cluster.sh` that runs it and what comes after."""
     zone = job.location.zone
     values = {"second_zone": f"{zone[:-1]}{'b' if zone.endswith('a') else 'a'}", "exit_codes": ExitCode,
-              "version": load_catalog().rendered_version("eks")}
+              "version": load_catalog().versions["eks"]}
     return [
         File("eks_cluster.yaml", job_text("aws/eks_cluster.yaml.j2", job, statements=bucket_statements(job),
                                           server_statements=path_statements([job.versions] if job.versions else []),

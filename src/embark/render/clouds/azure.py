@@ -14,9 +14,7 @@ from embark.render.yaml_text import plain
 
 IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"  # Microsoft's image with NVIDIA's driver, InfiniBand's and Docker.
 _GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
-NETWORK_OPERATOR_VERSION = "26.4.0"
 DOCA_DRIVER_VERSION = "doca3.4.0-26.04-0.8.4.0-0"
-GPU_OPERATOR_VERSION = "v26.3.3"
 LUSTRE_DRIVER_VERSION = "v0.4.0"  # A release of kubernetes-sigs/azurelustre-csi-driver, 2026-11.
 LUSTRE_DRIVER_FILES = ("rbac-csi-azurelustre-controller", "rbac-csi-azurelustre-node", "csi-azurelustre-driver",
                        "csi-azurelustre-controller", "csi-azurelustre-node-jammy", "csi-azurelustre-node-noble")
@@ -135,15 +133,13 @@ def render_aks(job: Job) -> list[File]:
     templates = ["aks_cluster.yaml", "gpu_operator_values.yaml"]
     if job.location.has_fabric:
         templates.append("network_operator_values.yaml")
-    values = {"network_operator_version": NETWORK_OPERATOR_VERSION, "doca_driver_version": DOCA_DRIVER_VERSION,
-              "resource": job.machine.fabric.kubernetes_resource, "about": about,
-              "tolerations": plain(tolerations(job))}
+    values = {"doca_driver_version": DOCA_DRIVER_VERSION, "about": about,
+              "resource": job.machine.fabric.kubernetes_resource, "tolerations": plain(tolerations(job))}
     files = [File(name, job_text(f"azure/{name}.j2", job, **values)) for name in templates]
     files.insert(1, script_file("aks_cluster.sh", "azure/cluster.sh.j2", job, pool=pool_name(job),
                                 registry=acr_name(job.image),
                                 has_group=job.num_nodes > 1 and not job.has_reservation,
-                                network_operator_version=NETWORK_OPERATOR_VERSION,
-                                gpu_operator_version=GPU_OPERATOR_VERSION, os_disk_gib=os_disk_gib(job),
+                                os_disk_gib=os_disk_gib(job),
                                 is_lustre=is_lustre(job), lustre_driver_version=LUSTRE_DRIVER_VERSION,
                                 lustre_driver_files=LUSTRE_DRIVER_FILES, identities=identities(job)))
     return files

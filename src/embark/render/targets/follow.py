@@ -36,7 +36,6 @@ from embark.spec.user_code import file_of
 
 FILE, BROKER_FILE, TOPICS_FILE = "follow.yaml", "nats.yaml", "kafka_topics.yaml"
 TRAINER, PUBLISHER, BROKER = ({COMPONENT: name} for name in ("trainer", "publisher", "broker"))
-NATS_IMAGE = "nats:2.14.0-alpine"
 NATS_FOLDER, NATS_HEALTH_PORT = "/etc/nats", 8222
 NATS_CONFIG = """# beyond these, records are refused, and not dropped before they were trained on
 jetstream {{ max_memory_store: 268435456, max_file_store: {max_bytes} }}
@@ -80,7 +79,7 @@ def render_follow(job: Job) -> list[File]:
         nats = {"nats.conf": NATS_CONFIG.format(max_bytes=round(0.9 * stream.broker_gib * GIB))}
         files.append(File(BROKER_FILE, job_text(
             f"kubernetes/{BROKER_FILE}.j2", job, broker=broker_name(job.name), labels={**job.labels, **BROKER},
-            port=NATS_PORT, health_port=NATS_HEALTH_PORT, image=NATS_IMAGE, user=USER_ID, size_gib=stream.broker_gib,
+            port=NATS_PORT, health_port=NATS_HEALTH_PORT, user=USER_ID, size_gib=stream.broker_gib,
             config=nats, config_folder=NATS_FOLDER, pod_annotations=config_checksum(nats), serve=spec.serve,
             env=[secret_variable("NATS_TOKEN", stream.secret, "nats.conf has it; who connects must give it")],
             peers=peers(job), storage_class=storage_class(job))))

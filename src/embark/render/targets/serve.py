@@ -21,6 +21,7 @@ from embark.render.serving import (
     artifact_bytes,
     artifact_of,
     disk_gib,
+    has_tls,
     knows_tables,
     memory_gib,
     server_name,
@@ -41,6 +42,13 @@ MODEL_FOLDER, TLS_FOLDER = "/etc/embark", "/etc/embark-tls"
 TOKEN = "EMBARK_SERVE_TOKEN"
 PROMETHEUS_NAMESPACES = {"aws": ("monitoring",), "azure": ("kube-system",), "gcp": ("gmp-system", "gke-gmp-system")}
 """Namespaces of the Prometheus that monitoring.sh installs, or that the cloud runs in its clusters."""
+_AWS = "service.beta.kubernetes.io/aws-load-balancer-"
+LOAD_BALANCERS: dict[str, dict[str, dict[str, str]]] = {
+    "aws": {"internal": {f"{_AWS}type": "nlb", f"{_AWS}internal": "true"}, "public": {f"{_AWS}type": "nlb"}},
+    "azure": {"internal": {"service.beta.kubernetes.io/azure-load-balancer-internal": "true"}},
+    "gcp": {"internal": {"networking.gke.io/load-balancer-type": "Internal"}},
+}
+"""Annotations of a Service by which a cloud makes its load balancer, by `serve.expose`."""
 PRE_STOP_S = 10  # Seconds until every proxy and load balancer has dropped the pod's address.
 SPARE_S = 5
 FRESH_POLL_S = 2  # Seconds between polls for a new version of a model that follows a stream.
@@ -54,7 +62,7 @@ def render_serve(job: Job) -> list[File]:
     from embark.plan.serving import VCPU_TARGET, VCPUS
 
     spec, serve, target = job.spec, job.spec.serve, job.target
-    secret, has_tls = token_secret(spec, job.name), bool(serve.tls_secret) and target == "serve"
+    secret, is_https = token_secret(spec, job.name), has_tls(spec)
     artifact, is_known, num_bytes = artifact_of(spec), knows_tables(spec), artifact_bytes(spec)
     command = ["embark", "serve", artifact, "--host", "0.0.0.0", "--port", str(PORT), "--workers", str(VCPUS)]
     if spec.stream.is_on:
@@ -63,7 +71,7 @@ def render_serve(job: Job) -> list[File]:
     if spec.model.is_custom:
         config = {file_of(spec.model.kind): spec.model.code}
         command += ["--model-file", f"{MODEL_FOLDER}/{file_of(spec.model.kind)}"]
-    if has_tls:
+    if is_https:
         command += ["--tls-cert", f"{TLS_FOLDER}/tls.crt", "--tls-key", f"{TLS_FOLDER}/tls.key"]
     environment = env_rows([
         Setting("OMP_NUM_THREADS", "1",
@@ -81,8 +89,9 @@ def render_serve(job: Job) -> list[File]:
         "annotations": ({TABLE_BYTES: str(round(num_bytes))} if is_known else {}) | config_checksum(config),
         "identity": serve.identity or job.place.identity, "user": USER_ID, "scratch": SCRATCH,
         "identity_label": IDENTITY_LABEL if has_identity_label(job, serve.identity) else {},
-        "model_folder": MODEL_FOLDER, "tls_folder": TLS_FOLDER, "has_tls": has_tls, "token_secret": secret,
-        "scheme": "https" if has_tls else "http", "surge": surge_of(spec), "peers": peers(job),
+        "model_folder": MODEL_FOLDER, "tls_folder": TLS_FOLDER, "has_tls": is_https, "token_secret": secret,
+        "scheme": "https" if is_https else "http", "surge": surge_of(spec), "peers": peers(job),
+        "balancer": LOAD_BALANCERS.get(job.cloud, {}).get(serve.expose, {}),
         "monitor_api": MONITOR_RESOURCES[job.cloud].partition(".")[2] + "/v1",
         "monitor_labels": labels | ({"release": PROMETHEUS_RELEASE} if job.cloud == "aws" else {}),
     }

@@ -3,17 +3,19 @@
 import base64
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
+from embark.catalog import load_catalog
 from embark.errors import ExitCode
 from embark.render.command import SPEC_VARIABLE, meeting_conf, meeting_options, one_machine, ranks_words
 from embark.render.folder import File
-from embark.render.job import EXITS, Job, Setting
+from embark.render.job import EXITS, Job, Setting, make_job
 from embark.render.pod import storage_settings
 from embark.render.settings import MAX_THREADS, settings_of
 from embark.render.shell_text import Shell, quote, render_template
 from embark.render.targets.kubernetes import RETRIES_PER_NODE
 from embark.render.yaml_text import header
-from embark.spec import to_toml
+from embark.spec import RunSpec, to_toml
 from embark.spec.paths import with_absolute_paths
 
 SCRIPT = "slurm_job.sh"
@@ -21,8 +23,27 @@ GRACE_S = 120  # Time to save before the time limit, and after a notice of preem
 GOOD_S = 600  # An attempt that lasted so long forgives earlier faults.
 LAST_TASK_S = 600  # Time for the other tasks when one has ended: they may wait for it at their next rendezvous.
 IS_FIRST = '$([ "$SLURM_PROCID" = 0 ] && echo true || echo false)'
+ONE_OF_ARRAY = "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"  # SLURM_JOB_ID of one of them stands for all.
+FINAL = [row.code for row in EXITS if not row.must_retry]
+RAISED = 128  # Added to a final code by a task, so that srun, which ends with the highest of its tasks, shows it.
 COMPUTED = ("EMBARK_GRACE_S", "OMP_NUM_THREADS", "NCCL_TOPO_FILE")
 """Settings that are the nodes' own here: their processors and their files are not known before the job runs."""
+
+
+class Search(NamedTuple):
+    """A search by `embark tune`, as an array of jobs that share its trials."""
+
+    spec: RunSpec
+    options: tuple[str, ...]  # Options of `embark tune`.
+    num_jobs: int
+
+
+def search_job(spec: RunSpec) -> RunSpec:
+    """Return what each job of a search asks for: one node, with one GPU if there are any, as one process trains."""
+    num_gpus = min(1, make_job(spec, load_catalog()).machine.num_gpus)
+    slurm = spec.place.slurm.model_copy(update={"gpus_per_node": num_gpus})
+    place = spec.place.model_copy(update={"nodes": 1, "slurm": slurm})
+    return spec.model_copy(update={"name": f"{spec.name}-tune", "place": place})
 
 
 def render_slurm(job: Job) -> list[File]:
@@ -31,17 +52,21 @@ def render_slurm(job: Job) -> list[File]:
     return [File(SCRIPT, script(job, about), is_executable=True)]
 
 
-def script(job: Job, about: str = "") -> str:
-    final = [row.code for row in EXITS if not row.must_retry]
+def encode(spec: RunSpec) -> str:
+    return base64.b64encode(to_toml(with_absolute_paths(spec), only_set=True).encode()).decode()
+
+
+def script(job: Job, about: str = "", search: Search | None = None) -> str:
     saved = [row.code for row in EXITS if row.code == ExitCode.PREEMPTED]
     faults = [row.code for row in EXITS if row.must_retry and row.code not in saved]
-    spec = base64.b64encode(to_toml(with_absolute_paths(job.spec), only_set=True).encode()).decode()
+    array = [f"--array=0-{search.num_jobs - 1}"] if search else []
     return render_template(
-        "slurm/slurm_job.sh.j2", about=Shell(header(about)), job=job, place=job.place, options=list(options(job)),
-        settings=settings(job), spec_variable=SPEC_VARIABLE, spec=spec, setup=job.place.slurm.setup,
-        max_threads=MAX_THREADS, words=_srun(job, _pattern(final)), raised=128 + min(final),
-        final_codes=_pattern(final), saved_codes=_pattern(saved), fault_codes=_pattern(faults),
-        max_faults=RETRIES_PER_NODE * job.num_nodes, good_s=GOOD_S)
+        "slurm/slurm_job.sh.j2", about=Shell(header(about)), job=job, place=job.place,
+        options=[*options(job), *array], settings=settings(job), spec_variable=SPEC_VARIABLE,
+        spec=encode(search.spec if search else job.spec), setup=job.place.slurm.setup,
+        job_id=Shell(ONE_OF_ARRAY if search else "$SLURM_JOB_ID"), max_threads=MAX_THREADS, words=_srun(job, search),
+        raised=RAISED, first_raised=RAISED + min(FINAL), final_codes=_pattern(FINAL), saved_codes=_pattern(saved),
+        fault_codes=_pattern(faults), max_faults=RETRIES_PER_NODE * job.num_nodes, good_s=GOOD_S)
 
 
 def options(job: Job) -> Iterator[str]:
@@ -74,10 +99,12 @@ def grace_s(job: Job) -> int:
 def settings(job: Job) -> list[Setting]:
     grace = Setting("EMBARK_GRACE_S", str(grace_s(job)), "how long there is to save after a notice")
     given = (*settings_of(job, is_pod=False), *storage_settings(job))
-    return [grace, *(setting for setting in given if setting.name not in COMPUTED)]
+    own = [Setting("PYTHONNOUSERSITE", "1", "the image's packages, and not those of the home directory, which a "
+                   "container sees too")] if job.place.slurm.container else []
+    return [grace, *own, *(setting for setting in given if setting.name not in COMPUTED)]
 
 
-def _srun(job: Job, final_codes: str) -> list[str]:
+def _srun(job: Job, search: Search | None) -> list[str]:
     """Return the command that starts one torchrun on each node, in the container if there is one."""
     slurm = job.place.slurm
     words: list[str] = ["srun", "--export=ALL", "--cpu-bind=none", "--kill-on-bad-exit=0", f"--wait={LAST_TASK_S}"]
@@ -90,13 +117,20 @@ def _srun(job: Job, final_codes: str) -> list[str]:
     elif slurm.container == "apptainer":
         words += ["apptainer", "exec", *(["--nv"] if job.machine.num_gpus else []), "--pwd", Shell('"$PWD"'),
                   "--bind", Shell(f'"{",".join(mounts)}"'), image or f"docker://{_one_name(job.image)}"]
-    ranks = render_template("slurm/ranks.sh.j2", spec_variable=SPEC_VARIABLE, line=_ranks(job), final_codes=final_codes)
-    return [*words, "bash", "-c", ranks]
+    return [*words, "bash", "-c", task(job, search)]
 
 
-def _ranks(job: Job) -> str:
+def task(job: Job, search: Search | None = None) -> str:
+    """Return the shell text that every node runs."""
+    return render_template("slurm/ranks.sh.j2", spec_variable=SPEC_VARIABLE, line=_ranks(job, search),
+                           final_codes=_pattern(FINAL), raised=RAISED)
+
+
+def _ranks(job: Job, search: Search | None) -> str:
     """Return the line of a node's torchrun. The shell of the task knows where the ranks meet and who is first."""
-    if job.num_nodes == 1:
+    if search:
+        words = ["python", "-m", "embark", "tune", "$SPEC", *search.options]
+    elif job.num_nodes == 1:
         words = one_machine(job, "$SPEC")
     else:
         words = ranks_words(*meeting_options(job, "$MASTER", "$PORT"), meeting_conf(IS_FIRST), spec_path="$SPEC")

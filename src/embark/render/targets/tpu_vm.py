@@ -94,6 +94,9 @@ def create_words(job: Job, startup: str) -> Words:
               else [f"--node-id={job.name}"])
     if job.is_spot:
         words.append("--spot")
+    if job.has_reservation:  # gcloud takes one that fits the slices; only its preview can be told which
+        project = job.reservation[0]
+        words += ["--reserved", *([f"--reservation-host-project={project}"] if project else [])]
     return (*words, _PROJECT)
 
 

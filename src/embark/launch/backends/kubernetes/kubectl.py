@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
 from embark.kubernetes.contract import CONTRACT, Forbidden
-from embark.kubernetes.objects import OPERATOR_VERSIONS
 from embark.launch.http import API_RETRY, Unavailable, retry_api
 from embark.launch.shell import CommandResult, Notify, Shell
 from embark.store.errors import RetryPolicy
@@ -64,7 +64,7 @@ class Cluster:
             kubectl=self.line(), namespace=self.namespace,
             login=login or "log in to the cloud again; " + "; ".join(logins.values()),
             credentials=login.rpartition("then ")[2] or "kubectl config get-contexts; kubectl config use-context NAME",
-            install=install.format_map(OPERATOR_VERSIONS) or "install the operator that has this kind")
+            install=install.format_map(load_catalog().versions) or "install the operator that has this kind")
 
 
 class Kubectl:

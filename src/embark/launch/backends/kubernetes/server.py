@@ -20,7 +20,7 @@ from embark.launch.backends.kubernetes.pods import PodStatus
 from embark.launch.backends.kubernetes.status import RunKind
 from embark.render.job import make_job
 from embark.render.monitoring import MONITOR_RESOURCES
-from embark.render.serving import artifact_of, broker_name, memory_gib, secret_options, server_name
+from embark.render.serving import artifact_of, broker_name, memory_gib, secret_commands, server_name
 from embark.render.targets.follow import BROKER_FILE
 from embark.render.targets.follow import FILE as FOLLOW_FILE
 from embark.render.targets.serve import CONTAINER, FILES, GRACE_S, METRICS_FILE, SERVER, resources, surge_of
@@ -56,12 +56,11 @@ class KubernetesServer(Kubernetes):
         require_image(request.spec)
         handle, spec = request.handle, make_job(request.spec, load_catalog()).spec
         found, namespace = self._find(handle), handle.where["namespace"]
-        for secret, options in secret_options(spec, handle.where["instance"]).items():
+        for secret, command in secret_commands(spec, handle.where["instance"]).items():
             if not self._has(handle, "secrets", secret, otherwise=True):
                 is_new = not self._has(handle, "namespaces", namespace, otherwise=True)
                 raise UserError(f"the namespace {namespace} has no Secret {secret}", fix=(
-                    (f"kubectl create namespace {namespace}; " if is_new else "") + 'TOKEN="$(openssl rand -hex 32)"; '
-                    f"kubectl create secret generic {secret} --namespace {namespace} {options}"))
+                    f"kubectl create namespace {namespace}; " if is_new else "") + command)
         account = spec.serve.service_account
         if spec.place.is_existing and not self._has(handle, "serviceaccounts", account, otherwise=True):
             raise UserError(f"the namespace {namespace} has no service account {account}, as which the servers read",
