@@ -89,21 +89,24 @@ def make_steps(job: Job) -> list[Step]:
     serves = job.target in SERVES
     source = artifact_of(job.spec) if serves else job.data_source if job.spec.data.path else ""
     values = {
-        "region": job.location.region, "zone": job.location.zone, "cluster": job.location.cluster, "image": job.image,
-        "source": source, "bucket": "" if store is None else store.name, "account": job.spec.place.storage_account,
-        "path": source.partition("://")[2].partition("/")[2], "machine": job.spec.serve.machine,
+        "region": job.location.region, "zone": job.location.zone, "cluster": job.location.cluster, "source": source,
+        "bucket": "" if store is None else store.name, "account": job.spec.place.storage_account,
+        "machine": job.spec.serve.machine,
         "env": f"AZURE_STORAGE_ACCOUNT_NAME={job.spec.place.storage_account} " if job.cloud == "azure" else "",
         "disk": MIN_DISK_GIB + 2 * disk_gib(job.spec) if serves else "", **(found.groupdict() if found else {}),
     }
+
+    def fill(lines: Sequence[str]) -> tuple[str, ...]:
+        return tuple(line.format(**values) for line in lines)
+
     steps = [Step("tools and project", tuple(raw["before"]))] if "before" in raw else []
     if found:
-        steps.append(Step("image", tuple(line.format(**values) for line in raw["image"])))
-    data = tuple(line.format(**values) for line in (ARTIFACT if serves else raw["data"]))
+        steps.append(Step("image", fill(raw["image"])))
     if serves:
-        pool, no_pool = (tuple(line.format(**values) for line in raw[name]) for name in ("pool", "no_pool"))
-        steps += _serving_steps(job, raw["cluster"], data, *((pool, no_pool) if job.spec.serve.machine else ((), ())))
+        pools = [fill(raw[name]) if job.spec.serve.machine else () for name in ("pool", "no_pool")]
+        steps += _serving_steps(job, raw["cluster"], fill(ARTIFACT), *pools)
     elif "://" in source:
-        steps.append(Step("data", ("./storage.sh buckets", *data)))
+        steps.append(Step("data", ("./storage.sh buckets", *fill(raw["data"]))))
     if job.target in POD_TARGETS:
         script = raw["script"]
         steps += [Step("train", (f"{script} --yes",)), Step("train again: what exists stays", (f"{script} --yes",)),
@@ -114,7 +117,7 @@ def make_steps(job: Job) -> list[Step]:
         raise UserError(f'place.target = "{job.target}" has no script that creates machines',
                         fix=f"set it to {', '.join([*POD_TARGETS, *SERVES, *PLAIN])}")
     ends = [line for line in raw["end"] if ("{bucket}" not in line or store) and ("{repository}" not in line or found)]
-    return [*steps, Step("delete bucket and registry", tuple(line.format(**values) for line in ends))]
+    return [*steps, Step("delete bucket and registry", fill(ends))]
 
 
 def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple[str, ...], no_pool: tuple[str, ...]
@@ -122,15 +125,13 @@ def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple
     """Make a cluster, start in it what `embark launch` starts, wait for it, send a request, and end all of it.
     `artifact` puts a small model where an export, or the publisher, puts versions."""
     trains, in_namespace = job.target == FOLLOW, f"--namespace {job.namespace}"
-    secrets = [secret for secret in (token_secret(job.spec, job.name),) if secret]
-    parts = [f"deployment/{job.name}-serve"]
+    broker = f"{job.name}-nats" if job.has_own_broker else ""
+    parts = [f"statefulset/{broker}"] if broker else []
     if trains:
-        parts = [f"statefulset/{job.name}", f"deployment/{job.name}-publish", *parts]
-        if job.has_own_broker:
-            secrets.append(f"{job.name}-nats")
-            parts.insert(0, f"statefulset/{job.name}-nats")
+        parts += [f"statefulset/{job.name}", f"deployment/{job.name}-publish"]
     made = [f"kubectl create secret generic {secret} {in_namespace} --from-literal=token=t "
-            "--from-literal=options.toml='token = \"t\"'" for secret in secrets]
+            "--from-literal=options.toml='token = \"t\"'"
+            for secret in (broker, token_secret(job.spec, job.name)) if secret]
     scales = [f"kubectl wait horizontalpodautoscaler/{job.name}-serve {in_namespace} --for=condition=ScalingActive "
               "--timeout=15m"] if job.spec.serve.autoscaler == "hpa" else []
     there = "." if trains else CLUSTER_FOLDER
@@ -140,7 +141,8 @@ def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple
         Step("artifact", artifact),
         *([Step("machines", machines)] if machines else []),
         Step("launch", (*made, "embark launch run.toml --yes",
-                        *(f"kubectl rollout status {part} {in_namespace} --timeout=1h" for part in parts), *scales)),
+                        *(f"kubectl rollout status {part} {in_namespace} --timeout=1h"
+                          for part in (*parts, f"deployment/{job.name}-serve")), *scales)),
         Step("request", (f"kubectl port-forward {in_namespace} service/{job.name}-serve 8000:80 &",
                          "curl -s --fail-with-body --retry 9 --retry-connrefused localhost:8000/v2/health/ready")),
         Step("cancel", (f"embark cancel {job.name if trains else f'{job.name}-serve'} --yes",)),
