@@ -12,6 +12,7 @@ import pytest
 from cloudsim import rehearse_scripts
 from cloudsim.rehearse_scripts import Step, run_step
 from cloudsim.session import AccountSession
+from cloudsim.state import load_facts
 from embark.errors import UserError
 from embark.lint.rendered import render_folder
 
@@ -80,3 +81,16 @@ def test_a_folder_is_refused_that_nobody_rendered_or_with_settings(tmp_path: Pat
         render_folder("quickstart", ["place.cloud=gcp", "store.root=gs://own-7/runs"], out=tmp_path)
     with pytest.raises(UserError, match=what):
         rehearse_scripts.rehearse_scripts(str(tmp_path), settings, lambda step: None)
+
+
+@pytest.mark.parametrize("cloud", ["aws", "azure", "gcp"])
+def test_an_example_s_names_become_names_that_the_account_may_have(cloud: str):
+    example = Path(__file__).parents[2] / "examples" / "cloud_deployment" / cloud / "run.toml"
+    job, settings, assumed = rehearse_scripts.account_job(str(example), ())
+    field, name, mine = load_facts("steps.toml")[cloud]["taken"][0]
+    assert name in example.read_text()
+    assert any(one.startswith(f"{field}=") and mine in one for one in settings)
+    assert assumed[1].startswith(f"{field} is ")
+    assert mine in (job.spec.place.storage_account, job.spec.store.root.split("/")[2])
+    renamed = [f"{field}={settings[1].partition('=')[2].replace(mine, 'own7')}"]
+    assert len(rehearse_scripts.account_job(str(example), renamed)[2]) == 1, "one's own name stays"

@@ -51,7 +51,7 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
         # Its files name the image, and the launch script refuses one without a registry.
         job, assumed = make_job(load_spec(spec), load_catalog()), []
     else:
-        job, assumed = _job(spec, settings)
+        job, settings, assumed = account_job(spec, settings)
     steps = make_steps(job)
     root = Path(mkdtemp(prefix="embark-account-"))
     try:
@@ -62,10 +62,10 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
         if given:
             _copy_rendered(given, folder)
         else:
-            render_folder(str(copied) if copied.exists() else spec, [*settings, f"place.image={job.image}"], out=folder)
+            render_folder(str(copied) if copied.exists() else spec, settings, out=folder)
         if job.target == "serve":
             render_folder(str(copied) if copied.exists() else spec,
-                          [*settings, f"place.image={job.image}", "place.target=job"], out=folder / CLUSTER_FOLDER)
+                          [*settings, "place.target=job"], out=folder / CLUSTER_FOLDER)
         (root / "state").mkdir()
         with AccountSession(job.cloud, root / "state") as session:
             session.bash("".join(f"export {name}={value}\n" for name, value in ENVIRONMENT.items()), folder)
@@ -182,12 +182,19 @@ def _copy_rendered(source: Path, folder: Path) -> None:
             shutil.copy(source / name, folder / name)
 
 
-def _job(spec: str, settings: Sequence[str]) -> tuple[Job, list[str]]:
-    """Return the job, with an image that the account's registry can hold, and what was assumed for it."""
-    catalog = load_catalog()
-    job = make_job(load_spec(spec, settings), catalog)
+def account_job(spec: str, settings: Sequence[str]) -> tuple[Job, list[str], list[str]]:
+    """Return the job with names that can exist in the account, the settings that give it these, and what was assumed.
+    """
+    catalog, own, assumed = load_catalog(), list(settings), []
+    job = make_job(load_spec(spec, own), catalog)
+    raw = load_facts("steps.toml")[job.cloud]
     if job.image.startswith(PLACEHOLDER_REGISTRY) or "/" not in job.image:
-        image = load_facts("steps.toml")[job.cloud]["example"].format(region=job.location.region)
-        job = make_job(load_spec(spec, [*settings, f"place.image={image}"]), catalog)
-        return job, [f"place.image is {image}: the spec names no registry"]
-    return job, []
+        image = raw["example"].format(region=job.location.region)
+        own.append(f"place.image={image}")
+        assumed.append(f"place.image is {image}: the spec names no registry")
+    for field, name, mine in raw["taken"]:
+        value = job.spec.store.root if field == "store.root" else job.spec.place.storage_account
+        if name in (value, value.partition("://")[2].partition("/")[0]):
+            own.append(f"{field}={value.replace(name, mine)}")
+            assumed.append(f"{own[-1].replace('=', ' is ', 1)}: {name} is the examples' name, and yours must be unique")
+    return make_job(load_spec(spec, own), catalog), own, assumed
