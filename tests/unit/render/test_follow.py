@@ -8,6 +8,7 @@ import os
 import subprocess
 import time
 import tomllib
+from dataclasses import replace
 from urllib.request import urlopen
 
 import kubernetes_validate
@@ -219,3 +220,15 @@ def test_mistakes_made_by_hand_are_found():
         assert old in files[path]
         found = lint_texts({**files, path: files[path].replace(old, new)})
         assert [one.code for one in found if one.level == "error"] == [code]
+
+
+def test_folders_of_servers_and_followers_below_a_job_s_are_its_neighbours():
+    """A guide renders them there. Each has an image and a place of versions of its own."""
+    folders = {"": ("place.target=job", "name=films"), "serve/": ("place.target=serve", "name=films"), "follow/": NATS}
+    files = [replace(file, path=folder + file.path)
+             for folder, sets in folders.items() for file in render(job_of(*sets))]
+    refuse_faults(files)
+    texts = {file.path: file.text for file in files if file.path.endswith((".yaml", "Dockerfile"))}
+    texts["serve/Dockerfile"] = texts["serve/Dockerfile"].replace("[cloud,serve]", "[cloud]")
+    assert {(one.code, one.path) for one in lint_texts(texts) if one.level == "error"} == {
+        ("EMB908", "serve/Dockerfile")}

@@ -219,13 +219,18 @@ def budget_blocks_drain(document: Document, manifests: Manifests) -> Hits:
 
 
 def image_without_server(manifests: Manifests) -> Hits:
-    if not any(servers(manifests)):
+    """A folder's own Dockerfile makes the image of its servers, and one of another folder does not."""
+    homes = {pod.document.location.source.path.parent for _, pod in servers(manifests)}
+    if not homes:
         return
+    own = homes & {file.source.path.parent for file in manifests.files.dockerfiles}
     commands = [*manifests.commands, *(one for file in manifests.files.dockerfiles for one in file.commands)]
     for command in commands:
         if "install" not in command.argv:
             continue
         for word in command.words:
+            if own and word.location.source.path.parent not in own:
+                continue
             if (found := _EMBARK.search(word.text)) and "serve" not in re.split(r"[,\s]+", found["extras"] or ""):
                 yield Hit(word)
 
