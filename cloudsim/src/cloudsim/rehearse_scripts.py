@@ -45,11 +45,11 @@ class Step:
 def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[StepResult], None]) -> AccountRehearsal:
     """Render a spec and run its scripts in a simulated account; the first step that fails ends the rehearsal. The files
     of a folder that was rendered are taken as they are."""
-    given = Path(spec) if Path(spec).is_dir() else None
+    given, assumed = Path(spec) if Path(spec).is_dir() else None, list[str]()
     if given:
         spec = _spec_in(given, settings)
         # Its files name the image, and the launch script refuses one without a registry.
-        job, assumed = make_job(load_spec(spec), load_catalog()), []
+        job = make_job(load_spec(spec), load_catalog())
     else:
         job, settings, assumed = account_job(spec, settings)
     steps = make_steps(job)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from cloudsim.account import Call
-from cloudsim.azure.arm import GROUP, NOT_FOUND, POOL, RoleAssignment, Subscription, identifier
+from cloudsim.azure.arm import GROUP, NOT_FOUND, POOL, RoleAssignment, Subscription, identifier, names_of
 from cloudsim.azure.cluster_cloud import AksCloud
 from cloudsim.azure.facts import FACTS, MachineType
 from cloudsim.azure.monitoring import WORKSPACE
@@ -30,7 +30,7 @@ DRIVERS = ("disk.csi.azure.com", "file.csi.azure.com")
 
 
 def create_cluster(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     azure.group(group)
     location = azure.location(command, group)
     found = azure.find(CLUSTER, group, name)
@@ -90,7 +90,7 @@ def need_cluster(azure: Subscription, command: ParsedCommand, flag: str = "--nam
 
 
 def show_cluster(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     azure.group(group)
     found = azure.find(CLUSTER, group, name)
     return azure.view(found if found is not None else need_cluster(azure, command))

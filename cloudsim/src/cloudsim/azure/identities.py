@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudsim.account import Call
-from cloudsim.azure.arm import VM, RoleAssignment, Subscription, identifier
+from cloudsim.azure.arm import VM, RoleAssignment, Subscription, identifier, names_of, shown
 from cloudsim.azure.facts import FACTS
 from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal
@@ -15,7 +15,7 @@ AUDIENCE = "api://AzureADTokenExchange"
 
 
 def create_identity(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     azure.group(group)
     found = azure.find(IDENTITY, group, name) or azure.create(
         command, IDENTITY, group, name, location=azure.location(command, group),
@@ -23,12 +23,8 @@ def create_identity(azure: Subscription, command: ParsedCommand, call: Call) -> 
     return azure.view(found)
 
 
-def show_identity(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    return azure.view(azure.need(IDENTITY, command.text("--resource-group"), command.text("--name")))
-
-
 def delete_identity(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    azure.delete(command, azure.need(IDENTITY, command.text("--resource-group"), command.text("--name")))
+    azure.delete(command, azure.need(IDENTITY, *names_of(command)))
 
 
 def create_credential(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
@@ -120,7 +116,7 @@ def _view(one: RoleAssignment) -> dict[str, Any]:
 
 
 ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "identity create": create_identity, "identity show": show_identity, "identity delete": delete_identity,
+    "identity create": create_identity, "identity show": shown(IDENTITY), "identity delete": delete_identity,
     "identity federated-credential create": create_credential, "role assignment create": create_assignment,
     "role assignment list": list_assignments, "role assignment delete": delete_assignments,
 }

@@ -41,7 +41,7 @@ def _error(command: Invocation, code: int, text: str) -> NoReturn:
 
 def _find(project: Project, command: Invocation, name: str) -> Resource:
     location = command.location("--location", "--region", "--zone")
-    found = project.account.resources.find("cluster", f"{location}/{name}")
+    found = project.resources.find("cluster", f"{location}/{name}")
     if found is None:
         _error(command, 404, f"Not found: {project.path}/locations/{location}/clusters/{name}.")
     return found
@@ -72,7 +72,7 @@ def _create_cluster(project: Project, command: Invocation) -> str:
         if word not in facts()["monitoring"]["components"]:
             command.fail(f"argument --monitoring: [{word}] is not one of "
                          f"{', '.join(facts()['monitoring']['components'])}", 2)
-    if project.account.resources.find("cluster", f"{location}/{name}"):
+    if project.resources.find("cluster", f"{location}/{name}"):
         _error(command, 409, f"Already exists: {project.path}/locations/{location}/clusters/{name}.")
     network = network_of(project, command, command.text("--network", "default"))
     workload_pool = command.text("--workload-pool")
@@ -90,12 +90,12 @@ def _create_cluster(project: Project, command: Invocation) -> str:
     if command.has("--enable-multi-networking") and not (command.has("--enable-dataplane-v2") and
                                                          command.has("--enable-ip-alias")):
         _error(command, 400, "Multi-networking needs --enable-dataplane-v2 and --enable-ip-alias.")
-    made = project.account.resources.add(
+    made = project.resources.add(
         "cluster", f"{location}/{name}", location=location, uses={network.key}, is_paid=True, network=network.name,
         workload_pool=workload_pool, has_networks=command.has("--enable-multi-networking"),
         has_prometheus=command.has("--enable-managed-prometheus"), takes_s=facts()["takes_s"]["cluster"])
     if workload_pool:
-        project.account.resources.add("identity pool", workload_pool)
+        project.resources.add("identity pool", workload_pool)
     cluster = Cluster(name, GkeCloud(project, made), project.account.clock, project.account.folder / "clusters" / name)
     for addon in [*addons, "GcePersistentDiskCsiDriver"]:
         driver = facts()["addons"]["drivers"].get(addon)
@@ -130,7 +130,7 @@ def _add_pool(project: Project, command: Invocation, cluster: Resource, name: st
     if short:
         _error(command, 403, f"Insufficient regional quota to satisfy request: {short}")
     account = command.text("--service-account") or project.compute_account
-    made = project.account.resources.add(
+    made = project.resources.add(
         "node pool", f"{cluster.name}/{name}", location=zones[0], uses=uses, pool=name, zones=zones, metrics=metrics,
         machine_type=machine_type, service_account=account, max_nodes=max_nodes,
         has_metadata_server=command.text("--workload-metadata", "GKE_METADATA") == "GKE_METADATA",
@@ -146,7 +146,7 @@ def _add_pool(project: Project, command: Invocation, cluster: Resource, name: st
 def _create_pool(project: Project, command: Invocation) -> str:
     cluster, name = _find(project, command, command.text("--cluster")), command.name()
     check_name(command, name)
-    if project.account.resources.find("node pool", f"{cluster.name}/{name}"):
+    if project.resources.find("node pool", f"{cluster.name}/{name}"):
         _error(command, 409, f"Already exists: {project.path}/locations/{cluster.location}/clusters/"
                                       f"{cluster.name.partition('/')[2]}/nodePools/{name}.")
     machine_type, zones = command.text("--machine-type", "e2-medium"), _zones(project, command, cluster.location)
@@ -207,7 +207,7 @@ def _networks(project: Project, command: Invocation, cluster: Resource) -> set[K
             _error(command, 400, "Additional node networks need a cluster with --enable-multi-networking.")
         for kind, key, name in (("network", "network", pair.get("network", "")), (
                 "subnetwork", "subnetwork", f"{cluster.location}/{pair.get('subnetwork', '')}")):
-            if project.account.resources.find(kind, name) is None:
+            if project.resources.find(kind, name) is None:
                 _error(command, 400, f"The referenced {key} \"{pair.get(key)}\" was not found.")
             found.add((kind, name))
     return found
@@ -215,7 +215,7 @@ def _networks(project: Project, command: Invocation, cluster: Resource) -> set[K
 
 def _pool(project: Project, command: Invocation, name: str = "") -> Resource:
     cluster = _find(project, command, command.text("--cluster"))
-    found = project.account.resources.find("node pool", f"{cluster.name}/{name or command.name()}")
+    found = project.resources.find("node pool", f"{cluster.name}/{name or command.name()}")
     if found is None:
         _error(command, 404, f"Not found: {project.path}/locations/{cluster.location}/clusters/"
                                       f"{cluster.name.partition('/')[2]}/nodePools/{name or command.name()}.")
@@ -249,15 +249,15 @@ def _update_pool(project: Project, command: Invocation) -> str:
 def _drop_pool(project: Project, found: Resource) -> None:
     for name in found.attributes["names"]:
         project.account.clusters[found.name.rpartition("/")[0]].remove_pool(name)
-    project.account.resources.remove(*found.key)
+    project.resources.remove(*found.key)
 
 
 def _delete_cluster(project: Project, command: Invocation) -> str:
     found = _find(project, command, command.name())
-    for pool in [one for one in project.account.resources.of_kind("node pool") if found.key in one.uses]:
+    for pool in [one for one in project.resources.of_kind("node pool") if found.key in one.uses]:
         _drop_pool(project, pool)
     project.account.clusters.pop(found.name)
-    project.account.resources.remove(*found.key)
+    project.resources.remove(*found.key)
     if project.account.context == found.name:
         project.account.context = ""
     return ""
@@ -265,7 +265,7 @@ def _delete_cluster(project: Project, command: Invocation) -> str:
 
 def _resize(project: Project, command: Invocation) -> str:
     cluster = _find(project, command, command.name())
-    found = project.account.resources.find("node pool", f"{cluster.name}/{command.text('--node-pool', 'default-pool')}")
+    found = project.resources.find("node pool", f"{cluster.name}/{command.text('--node-pool', 'default-pool')}")
     if found is None:
         command.fail(f"No node pool named '{command.text('--node-pool')}' in {cluster.name.partition('/')[2]}.")
     kube, count = project.account.clusters[cluster.name], int(command.text("--num-nodes") or command.text("--size"))
@@ -298,12 +298,12 @@ HANDLERS: Mapping[str, Any] = {
     "container clusters describe": lambda project, command: _show_cluster(
         project, _find(project, command, command.name())),
     "container clusters list": lambda project, command: [
-        _show_cluster(project, one) for one in project.account.resources.of_kind("cluster")],
+        _show_cluster(project, one) for one in project.resources.of_kind("cluster")],
     "container clusters get-credentials": _credentials, "container clusters resize": _resize,
     "container node-pools create": _create_pool, "container node-pools delete": _delete_pool,
     "container node-pools update": _update_pool,
     "container node-pools describe": lambda project, command: _show_pool(project, _pool(project, command)),
     "container node-pools list": lambda project, command: [
-        _show_pool(project, one) for one in project.account.resources.of_kind("node pool")
+        _show_pool(project, one) for one in project.resources.of_kind("node pool")
         if _find(project, command, command.text("--cluster")).key in one.uses],
 }
