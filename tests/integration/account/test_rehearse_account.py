@@ -50,7 +50,7 @@ def test_a_spec_is_walked_there_and_back(cloud: str, capsys: pytest.CaptureFixtu
 
 
 SERVE = ("place.target=serve", "data.kind=synthetic")
-SERVING_STEPS = ["cluster", "artifact", "machines", "launch", "cancel", "destroy"]
+SERVING_STEPS = ["cluster", "artifact", "machines", "launch", "request", "cancel", "destroy"]
 CLICKS = """
 name = "clicks"
 
