@@ -36,8 +36,7 @@ def rehearse(
     Parameters
     ----------
     spec
-        A spec, also of a batch job of Slurm; a folder from embark render; or a manifest of a Job, JobSet, TrainJob,
-        PyTorchJob, RayJob or server.
+        A spec, a folder from embark render, or a manifest of a Job, JobSet, TrainJob, PyTorchJob, RayJob or server.
     nodes
         Number of pods; place.nodes by default.
     processes
@@ -55,8 +54,7 @@ def rehearse(
     artifact
         For a server: the exported model to serve in place of the manifest's, such as runs/RUN/export.
     account
-        Instead, run the rendered scripts, from an empty account to the job and back, against a stand-in of the cloud.
-        A spec is rendered for it; the files of a folder are taken as they are.
+        Instead, run the scripts of a spec or of a folder, from an empty account and back, in a stand-in of the cloud.
     """
     if account:
         return _rehearse_account(spec, set_, console)
