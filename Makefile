@@ -57,6 +57,7 @@ docs: .venv/.embark  ## write the pages that are made from the code
 	@$(PY) tools/make_lint.py > docs/reference/lint.md
 	@$(PY) tools/make_diagnose.py > docs/reference/diagnose.md
 	@$(PY) tools/make_metrics.py > docs/reference/metrics.md
+	@$(PY) tools/make_contract.py
 
 examples: .venv/.embark  ## write examples/cloud_deployment, which is rendered
 	@rm -rf examples/cloud_deployment

@@ -47,7 +47,7 @@ BY_HAND = {"gpu": "an NVIDIA GPU", "schemas": "the definitions of JobSet, Kueue,
 """What is run by hand, and what it takes."""
 TPU_COMPILER = "make .venv/.dev, which gets the TPU's compiler; or pip install 'jax[tpu]'"
 INTEGRATION = Path(__file__).parent / "tests/integration"
-SLOW_TOOLS = {"podman", "chromium", "prometheus", "azurite", "sshd"}
+SLOW_TOOLS = {"podman", "chromium", "prometheus", "azurite", "sshd", "slurm"}
 SLOW_FIXTURES = {"s3_emulator", "gs_emulator", "az_emulator", "gs_xml_emulator", "image_store"}
 SLOW_TEXT = re.compile("|".join(
     [r"mark\.(slow|tpu)\b", *SLOW_FIXTURES, *(rf"[\"']{tool}[\"']" for tool in sorted(SLOW_TOOLS))]))

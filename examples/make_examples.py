@@ -18,16 +18,17 @@ from embark import __version__
 from embark.catalog import Machine, load_catalog, lowest_price
 from embark.formatting import format_usd
 from embark.lint.rendered import render_folder
-from embark.render.clouds.azure import GPU_OPERATOR_VERSION, NETWORK_OPERATOR_VERSION, pool_name
+from embark.render.clouds.azure import pool_name
 from embark.render.folder import SPEC, File
 from embark.render.folder_spec import spec_text
 from embark.render.job import POD_TARGETS, Job, default_image, make_job
 from embark.render.monitoring import DASHBOARD, OBJECTS, budget_usd, needed_units, quota_of
-from embark.render.serving import memory_gib
+from embark.render.serving import artifact_bytes, disk_gib, export_bytes, memory_gib, node_disk_gib
 from embark.render.settings import grace_s, settings_of
 from embark.render.targets.kubernetes import CLUSTER_SCRIPTS, NAMES, PLACEHOLDER_REGISTRY
+from embark.render.targets.serve import start_s
 from embark.render.targets.tpu_vm import RUNTIME_VERSIONS
-from embark.render.volumes import data_target
+from embark.render.volumes import data_target, volume_text
 from embark.render.wheel import FOLDER as WHEEL_FOLDER
 from embark.render.yaml_text import header
 from embark.spec import PRESETS, RunSpec
@@ -92,13 +93,13 @@ def cloud_job(cloud: str) -> Job:
     data = {"kind": "prepared", "path": "/mnt/data/criteo-1tb", "num_train_samples": 4_195_197_692,
             "num_eval_samples": 178_274_637}  # Criteo's days 0 to 22, and day 23.
     return _job("criteo-1tb", name="dlrm", place=place, data=data, store={"root": ROOTS[cloud]},
-                watch={"prometheus_port": METRICS_PORT})
+                serve={"tables": "int8"}, watch={"prometheus_port": METRICS_PORT})
 
 
 def quickstart_job() -> Job:
     """For a cluster that exists; the other clouds differ in `place.cloud` and `store.root` only."""
     place = {"cloud": "aws", "nodes": 2, "image": f"{PLACEHOLDER_REGISTRY}{default_image()}", "image_files": [SCRIPT],
-             "infrastructure": False}
+             "cluster": "existing"}
     return _job("quickstart", name="torchrec-quickstart", place=place, store={"root": ROOTS["aws"]})
 
 
@@ -119,12 +120,13 @@ def cloud_guide(job: Job) -> str:
     registries = {"aws": f"123456789012.dkr.ecr.{location.region}.amazonaws.com", "azure": "yourregistry.azurecr.io",
                   "gcp": f"{location.region}-docker.pkg.dev/your-project/embark"}
     return guide(
-        job.cloud, job=job, location=location, volume=job.volume, script=NAMES[job.cloud], quota=quota_of(job),
+        job.cloud, job=job, location=location, volume=job.volume, volume_text=volume_text(job),
+        script=NAMES[job.cloud], quota=quota_of(job),
         cluster_script=CLUSTER_SCRIPTS[job.cloud], registry=registries[job.cloud], num=num_devices,
         per_gpu=(job.machine.fabric_gbit_per_s or 0) / max(1, num_devices), needed_units=needed_units(job),
         budget_usd=budget_usd(job), data_source=job.data_source, data_target=data_target(job), grace_s=grace_s(job),
         cost_table=cost_table(job), pool_name=pool_name(job), runtime_versions=RUNTIME_VERSIONS,
-        network_operator_version=NETWORK_OPERATOR_VERSION, gpu_operator_version=GPU_OPERATOR_VERSION,
+        versions=load_catalog().versions,
         metrics_file=OBJECTS, dashboard_file=DASHBOARD, **serving(job),
         runs={"aws": "s3://$BUCKET/runs", "gcp": "gs://$BUCKET/runs"}.get(job.cloud, job.spec.store.root),
         settings_table=table(["Setting", "Why"], [[f"`{s.name}={s.value}`", s.why] for s in settings_of(job)]))
@@ -132,24 +134,33 @@ def cloud_guide(job: Job) -> str:
 
 def serving(job: Job) -> dict[str, Any]:
     """Of the chapter on serving: machines without accelerators with room for a replica, as a pool of the cluster."""
-    location, machine = job.location, SERVERS[job.cloud]
+    location, machine, disk = job.location, SERVERS[job.cloud], node_disk_gib(job.spec)
     where = {"aws": f"--cluster {location.cluster} --region {location.region} --name serve",
              "azure": f"--resource-group {location.cluster} --cluster-name {location.cluster} --name serve",
              "gcp": f"serve --cluster={location.cluster} --location={location.region}"}[job.cloud]
     create, delete = {
-        "aws": (f"eksctl create nodegroup {where} \\\n  --node-type {machine} --nodes 2 --node-private-networking",
+        "aws": (f"eksctl create nodegroup {where} \\\n  --node-type {machine} --nodes 2 --node-volume-size {disk} "
+                "--node-private-networking",
                 f"eksctl delete nodegroup {where} --wait"),
-        "azure": (f"az aks nodepool add {where} \\\n  --node-vm-size {machine} --node-count 2",
+        "azure": (f"az aks nodepool add {where} \\\n  --node-vm-size {machine} --node-osdisk-size {disk} "
+                  "--node-count 2",
                   f"az aks nodepool delete {where}"),
         "gcp": (f"gcloud container node-pools create {where} \\\n  --node-locations={location.zone} "
-                f"--machine-type={machine} --num-nodes=2 --workload-metadata=GKE_METADATA",
+                f"--machine-type={machine} --disk-size={disk} --num-nodes=2 --workload-metadata=GKE_METADATA",
                 f"gcloud container node-pools delete {where} --quiet"),
     }[job.cloud]
-    spec = job.spec.model_copy(update={"serve": job.spec.serve.model_copy(update={"tables": "int8"})})
+    # Room for every replica, and for one more while a rollout replaces them.
+    most = job.spec.serve.max_replicas + 1
+    create += {"aws": f" \\\n  --nodes-min 2 --nodes-max {most}",
+               "azure": f" \\\n  --enable-cluster-autoscaler --min-count 2 --max-count {most}",
+               "gcp": f" \\\n  --enable-autoscaling --total-min-nodes=2 --total-max-nodes={most} "
+                      "--location-policy=ANY"}[job.cloud]
     image = {"azure": "$REGISTRY.azurecr.io/embark:serve", "aws": "$REGISTRY/embark:serve",
              "gcp": '"$REGISTRY/embark:serve"'}[job.cloud]
-    return {"serve_machine": machine, "serve_gib": memory_gib(spec), "serve_image": image, "serve_pool": create,
-            "serve_pool_deletion": delete}
+    return {"serve_machine": machine, "serve_gib": memory_gib(job.spec), "serve_image": image, "serve_pool": create,
+            "serve_pool_deletion": delete, "serve_max_nodes": most, "serve_disk_gib": disk_gib(job.spec),
+            "node_disk_gib": disk, "version_gb": round(artifact_bytes(job.spec) / 1e9),
+            "export_gb": round(export_bytes(job.spec) / 1e9), "export_wait_s": 2 * start_s(export_bytes(job.spec))}
 
 
 def guide(name: str, **values: Any) -> str:

@@ -87,6 +87,20 @@ def test_an_empty_account_has_nothing_that_costs_money(shell):
     assert "No cluster found for name: embark" in shell("eksctl", "get", "cluster", "--name", "embark", *REGION).err
 
 
+def test_pod_identities_need_the_agent_before_anything_is_created(shell):
+    made = shell.cluster(addons=[{"name": "aws-fsx-csi-driver"}])
+    assert 'the "eks-pod-identity-agent" addon must be installed to create pod identity associations' in made.err
+    assert shell.account.paid() == []
+
+
+def test_metrics_server_is_there_unless_the_default_add_ons_are_not(shell):
+    assert shell.cluster(addonsConfig={"disableDefaultAddons": True}).code == 0
+    assert not shell.account.cluster().has_metrics_server
+    shell.must("eksctl", "delete", "cluster", "--name", "embark", *REGION)
+    assert shell.cluster().code == 0
+    assert shell.account.cluster().has_metrics_server
+
+
 def test_a_link_needs_its_bucket_and_an_available_file_system(shell):
     assert shell.cluster().code == 0
     id = shell.file_system().out.strip()

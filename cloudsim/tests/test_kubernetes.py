@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,8 +17,9 @@ from cloudsim.kubernetes import programs
 from cloudsim.kubernetes.cloud import NodePool, VolumeFacts
 from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.controllers import pods_of
+from cloudsim.kubernetes.volumes import add_storage_class
 from cloudsim.programs import add_common_programs
-from embark.kubernetes.objects import OPERATOR_VERSIONS
+from embark.catalog import load_catalog
 from embark.rehearse import processes
 from embark.render.render import render
 
@@ -33,6 +35,7 @@ class Cloud:
     def __init__(self, folder: Path) -> None:
         self.volume_facts = VolumeFacts(folder, mode=0o755)
         self.refused_images: tuple[str, ...] = ()
+        self.disks: list[str] = []
 
     def pull_error(self, image, pool, namespace):
         return "no basic auth credentials" if image in self.refused_images else ""
@@ -42,6 +45,13 @@ class Cloud:
 
     def volume(self, volume, pool):
         return self.volume_facts
+
+    def make_disk(self, name, driver, gib):
+        self.disks.append(name)
+        return ""
+
+    def drop_disk(self, name):
+        self.disks.remove(name)
 
     def on_pool_change(self, pool, num_nodes):
         return ""
@@ -158,7 +168,6 @@ def test_a_device_is_there_when_its_plugin_tolerates_the_nodes(account: Account)
     assert run(account, *chart).code == 0
     run(account, "sleep", "60")
     assert "vpc.amazonaws.com/efa" not in cluster.allocatable(cluster.nodes[-1]), "its pods do not tolerate the taint"
-    run(account, "helm", "uninstall", "aws-efa-k8s-device-plugin", "-n", "kube-system")
     assert run(account, *chart, "--set-json", 'tolerations=[{"operator":"Exists"}]').code == 0
     run(account, "sleep", "60")
     assert cluster.allocatable(cluster.nodes[-1])["vpc.amazonaws.com/efa"] == 4
@@ -203,7 +212,7 @@ def test_the_rendered_job_is_placed_and_started(account: Account, tmp_path: Path
     name = yaml.safe_load_all(rendered["kubernetes_job.yaml"])
     job_name = next(one["metadata"]["name"] for one in name if one["kind"] == "Job")
     held = run(account, "kubectl", "get", "job", job_name, "-n", "embark", "-o", "json").out
-    assert "LocalQueue ml doesn't exist" in held
+    assert "LocalQueue ml-p4d-24xlarge doesn't exist" in held
     assert run(account, "kubectl", "apply", "-f", "kueue.yaml").code == 0
     done = run(account, "kubectl", "wait", f"job/{job_name}", "-n", "embark", "--for=condition=Complete",
                "--timeout=2h")
@@ -228,7 +237,7 @@ def test_a_rayjob_fails_with_the_exit_code_of_its_driver(
     (tmp_path / "rayjob.yaml").write_text(text.replace("backoffLimit: 1", "backoffLimit: 0"))
     run(account, "helm", "repo", "add", "kuberay", "https://ray-project.github.io/kuberay-helm/")
     run(account, "helm", "upgrade", "kuberay-operator", "kuberay/kuberay-operator", "--install", "--version",
-        OPERATOR_VERSIONS["kuberay"], "--namespace", "kuberay-system", "--create-namespace")
+        load_catalog().versions["kuberay"], "--namespace", "kuberay-system", "--create-namespace")
     run(account, "sleep", "120")
     done = run(account, "kubectl", "apply", "-f", "rayjob.yaml")
     assert done.code == 0, done.err
@@ -260,7 +269,7 @@ def test_torchx_submits_a_job_that_volcano_runs(account: Account, tmp_path: Path
         return account.run(Call(words[0], words[1:], tmp_path, environment))
 
     assert "Volcano is not installed" in submit().err
-    url = "https://raw.githubusercontent.com/volcano-sh/volcano/v1.13.0/installer/volcano-development.yaml"
+    url = "https://raw.githubusercontent.com/volcano-sh/volcano/v1.15.1/installer/volcano-development.yaml"
     assert run(account, "kubectl", "apply", "-f", url).code == 0
     run(account, "sleep", "120")
     assert 'namespaces "embark" not found' in submit().err
@@ -273,3 +282,233 @@ def test_torchx_submits_a_job_that_volcano_runs(account: Account, tmp_path: Path
                "--for=jsonpath={.status.state.phase}=Completed", "--timeout=2h")
     assert done.code == 0, done.err + run(account, "kubectl", "get", "events", "-n", "embark").out + run(
         account, "kubectl", "get", "vcjob", "-n", "embark", "-o", "yaml").out[-3000:]
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"metadata": {"name": "Dlrm"}}, "lowercase RFC 1123"),
+    ({"metadata": {"name": "x" * 70}}, "no more than 63"),
+    ({"metadata": {"name": "one", "labels": {"run": "x" * 70}}}, "no more than 63"),
+    ({"metadata": {"name": "one", "labels": {"a/b/c": "x"}}}, "qualified name"),
+    ({"spec": {"backoffLimit": -1, "template": job()["spec"]["template"]}}, "greater than or equal to 0"),
+])
+def test_names_and_numbers_of_an_object_are_checked(account: Account, change: dict, message: str):
+    assert message in apply(account, {**job(), **change})
+
+
+@pytest.mark.parametrize(("container", "message"), [
+    ({"volumeMounts": [{"name": "data", "mountPath": "/data"}]}, 'Not found: "data"'),
+    ({"resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "2"}}}, "less than or equal to cpu limit"),
+    ({"resources": {"requests": {"nvidia.com/gpu": 1}}}, "non overcommitable"),
+    ({"resources": {"limits": {"memory": "4GB"}}}, "quantities must match"),
+    ({"resources": {"limits": {"gpu": 1}}}, "must be a standard resource"),
+    ({"ports": [{"containerPort": 70000}]}, "between 1 and 65535"),
+    ({"imagePullPolicy": "Sometimes"}, "Unsupported value"),
+    ({"name": "Main"}, "lowercase RFC 1123 label"),
+])
+def test_fields_of_a_container_are_checked(account: Account, container: dict, message: str):
+    assert message in apply(account, job(containers=[{"name": "main", "image": "app:1", **container}]))
+
+
+@pytest.mark.parametrize(("action", "message"), [
+    ("FailJobSet", "one created"), ("FailJob", 'Unsupported value: "FailJob"')])
+def test_the_rules_of_a_jobset_have_actions_of_their_own(account: Account, action: str, message: str):
+    release = "https://github.com/kubernetes-sigs/jobset/releases/download/v0.12.0/manifests.yaml"
+    assert run(account, "kubectl", "apply", "--server-side", "-f", release).code == 0
+    run(account, "sleep", "60")
+    node = {"name": "node", "replicas": 1, "template": {"spec": job()["spec"]}}
+    spec = {"failurePolicy": {"rules": [{"action": action}]}, "replicatedJobs": [node]}
+    assert message in apply(account, {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet",
+                                      "metadata": {"name": "one"}, "spec": spec})
+
+
+def test_a_pod_waits_for_its_secret_and_starts_with_it(account: Account):
+    secret = {"name": "main", "image": "app:1", "command": ["embark", "data", "copy", "s3://a/b", "/tmp/x"],
+              "envFrom": [{"secretRef": {"name": "keys"}}]}
+    apply(account, job(containers=[secret]))
+    assert 'secret "keys" not found' in events(account)
+    assert account.causes == ['Job one: one-xxxx0 waits: CreateContainerConfigError: Error: secret "keys" not found']
+    run(account, "kubectl", "create", "secret", "generic", "keys", "--from-literal=a=b")
+    assert run(account, "kubectl", "wait", "job/one", "--for=condition=Complete", "--timeout=1h").code == 0
+
+
+def test_a_secret_is_read_back_in_base64(account: Account):
+    run(account, "kubectl", "create", "secret", "generic", "keys", "--from-literal=token=abc")
+    assert run(account, "kubectl", "get", "secret", "keys", "--output", "jsonpath={.data.token}").out == "YWJj"
+
+
+@pytest.mark.parametrize(("port", "message"), [("8000:80", "pod is not running"), ("8000:81", "service port 81")])
+def test_no_port_is_forwarded_without_a_server(account: Account, port: str, message: str):
+    apply(account, {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+                    "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": "http"}]}})
+    assert message in run(account, "kubectl", "port-forward", "service/web", port).err
+
+
+def test_a_service_leads_to_a_port_of_the_container(account: Account):
+    thing = server(memory="1Gi")
+    thing["spec"]["template"]["spec"]["containers"][0]["ports"] = [{"name": "http", "containerPort": 8000}]
+    apply(account, thing, {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "web"},
+                           "spec": {"selector": {"app": "web"}, "ports": [{"port": 80, "targetPort": 8080}]}})
+    assert "web leads to port 8080" in run(account, "kubectl", "port-forward", "service/web", "8000:80").err
+
+
+def test_time_passes_for_a_program_that_only_asks_again(account: Account, untrained: None):
+    (cluster,) = account.clusters.values()
+    cluster.resize_pool("system", 0)
+    cluster.resize_pool("system", 1)  # Its machine starts while the job waits.
+    apply(account, {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": "default"}}, job())
+    asked = [run(account, "kubectl", "get", "job", "one", "--output=json").out for _ in range(8)]
+    assert '"Complete"' not in asked[0]
+    assert '"Complete"' in asked[-1]
+
+
+def test_a_script_that_waits_for_ever_is_stopped(account: Account):
+    apply(account, job(nodeSelector={"topology.kubernetes.io/zone": "nowhere"}))
+    naps = 0
+    while run(account, "sleep", "600").code == 0:
+        naps += 1
+        assert naps < 100
+    assert naps >= 24, "a script may wait for four hours and say why it stops"
+    assert "node affinity/selector" in account.causes[0]
+
+
+def server(image: str = "app:1", memory: str = "4Gi", **spec: object) -> dict:
+    container = {"name": "main", "image": image, "resources": {"requests": {"memory": memory}}}
+    return {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "web", "namespace": "default"},
+            "spec": {"replicas": 2, "selector": {"matchLabels": {"app": "web"}}, **spec,
+                     "template": {"metadata": {"labels": {"app": "web"}}, "spec": {"containers": [container]}}}}
+
+
+def rolling(surge: int, missing: int) -> dict:
+    return {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": surge, "maxUnavailable": missing}}
+
+
+def rollout(account: Account):
+    return run(account, "kubectl", "rollout", "status", "deployment/web")
+
+
+def images(account: Account) -> list[str]:
+    return run(account, "kubectl", "get", "pods", "-o", "jsonpath={.items[*].spec.containers[0].image}").out.split()
+
+
+def test_a_rollout_that_does_not_fit_never_ends(account: Account):
+    """Each of two nodes has room for one replica, so a third one has none."""
+    apply(account, server(strategy=rolling(1, 0)))
+    assert rollout(account).code == 0
+    apply(account, server("app:2", strategy=rolling(1, 0)))
+    assert "exceeded its progress deadline" in rollout(account).err
+    assert "Insufficient memory" in account.causes[0]
+    assert sorted(images(account)) == ["app:1", "app:1", "app:2"], "the old replicas serve on"
+    apply(account, server("app:2", strategy=rolling(1, 1)))
+    assert rollout(account).code == 0
+    assert images(account) == ["app:2", "app:2"]
+
+
+def test_a_recreated_server_has_no_replica_meanwhile(account: Account):
+    apply(account, server(strategy={"type": "Recreate"}))
+    account.cluster().cloud.refused_images = ("app:2",)
+    apply(account, server("app:2", strategy={"type": "Recreate"}))
+    assert images(account) == ["app:2", "app:2"]
+    assert "ImagePullBackOff" in account.causes[0]
+
+
+def scaler(*metrics: dict) -> dict:
+    return {"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler",
+            "metadata": {"name": "web", "namespace": "default"},
+            "spec": {"minReplicas": 1, "maxReplicas": 4, "metrics": list(metrics),
+                     "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": "web"}}}
+
+
+CPU = {"type": "Resource", "resource": {"name": "cpu", "target": {"type": "Utilization", "averageUtilization": 70}}}
+REQUESTS = {"type": "Pods", "pods": {"metric": {"name": "requests_in_flight"},
+                                     "target": {"type": "AverageValue", "averageValue": "8"}}}
+
+
+def replicas_under_load(account: Account, *loads: float) -> list[int]:
+    found = []
+    for load in loads:
+        account.cluster().load["default", "web"] = load
+        run(account, "sleep", "60")
+        found.append(len(images(account)))
+    return found
+
+
+def test_an_autoscaler_follows_the_load(account: Account):
+    apply(account, server(memory="1Gi"), scaler(CPU))
+    assert replicas_under_load(account, 2.5, 9, 0.5) == [3, 4, 1]
+
+
+def test_an_autoscaler_without_a_metric_only_scales_up(account: Account):
+    apply(account, server(memory="1Gi"), scaler(CPU, REQUESTS))
+    assert replicas_under_load(account, 2.5, 0.5) == [3, 3]
+    assert "unable to get metric requests_in_flight" in events(account)
+    assert "invalid metrics (1 invalid out of 2)" in events(account)
+
+
+def test_an_autoscaler_needs_the_metrics_server(account: Account):
+    account.cluster().has_metrics_server = False
+    apply(account, server(memory="1Gi"), scaler(CPU))
+    assert replicas_under_load(account, 3) == [2], "it stays at the replicas that there are"
+    waited = run(account, "kubectl", "wait", "hpa/web", "--for=condition=ScalingActive", "--timeout=10m")
+    assert waited.code == 1
+    assert "HorizontalPodAutoscaler web: invalid metrics (1 invalid out of 1)" in account.causes[0]
+    assert "the cluster has no metrics-server" in account.causes[0]
+
+
+@pytest.mark.parametrize("port", [8080, "web"])
+def test_a_probe_asks_a_port_that_the_server_has(account: Account, port: object):
+    thing = server(memory="1Gi")
+    thing["spec"]["template"]["spec"]["containers"][0] |= {
+        "command": ["embark", "serve", "s3://own-7/export"], "ports": [{"name": "http", "containerPort": 8000}],
+        "startupProbe": {"httpGet": {"path": "/v2/health/ready", "port": port}}}
+    apply(account, thing)
+    assert "exceeded its progress deadline" in rollout(account).err
+    assert re.search(rf"startupProbe .*{port}.* the container", account.causes[0])
+
+
+def test_a_device_s_toleration_is_of_the_effect_no_schedule(account: Account):
+    """The admission plugin adds it, so that pods do not fit machines which are tainted with NoExecute."""
+    cluster = account.cluster()
+    cluster.tolerates_extended_resources = True
+    cluster.pools["gpu"] = replace(GPU, taints=({**GPU.taints[0], "effect": "NoExecute"},))
+    apply(account, job(containers=[{"name": "main", "image": "app:1", "resources": {"limits": {"nvidia.com/gpu": 8}}}]))
+    assert "untolerated taint {nvidia.com/gpu" in events(account)
+
+
+def test_an_autoscaler_whose_controller_is_off_does_nothing(account: Account):
+    account.cluster().has_autoscaler = False
+    apply(account, server(memory="1Gi"), scaler(CPU))
+    assert replicas_under_load(account, 9) == [2]
+
+
+BROKER = {
+    "apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": {"name": "nats", "namespace": "default"},
+    "spec": {"replicas": 2, "serviceName": "nats", "selector": {"matchLabels": {"app": "nats"}},
+             "template": {"metadata": {"labels": {"app": "nats"}}, "spec": {"containers": [
+                 {"name": "nats", "image": "nats:2", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}]}},
+             "volumeClaimTemplates": [{"metadata": {"name": "data"}, "spec": {
+                 "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "10Gi"}}}}]}}
+
+
+def test_a_claim_needs_a_class_and_its_driver(account: Account):
+    cluster = account.cluster()
+    apply(account, BROKER)
+    assert "no storage class is set" in account.causes[0]
+    add_storage_class(cluster, "fast", "ebs.csi.aws.com", is_default=True)
+    run(account, "sleep", "60")
+    assert "external provisioner 'ebs.csi.aws.com'" in account.causes[0]
+    assert len(run(account, "kubectl", "get", "pods", "-o", "name").out.split()) == 1, "the second waits for the first"
+    cluster.add_csi_driver("ebs.csi.aws.com")
+    run(account, "sleep", "60")
+    assert account.causes == []
+    assert len(cluster.cloud.disks) == 2
+
+
+def test_disks_of_claims_outlive_their_pods(account: Account):
+    cluster = account.cluster()
+    add_storage_class(cluster, "fast", "ebs.csi.aws.com", is_default=True)
+    cluster.add_csi_driver("ebs.csi.aws.com")
+    apply(account, BROKER)
+    run(account, "kubectl", "delete", "statefulset", "nats")
+    assert len(cluster.cloud.disks) == 2
+    run(account, "kubectl", "delete", "pvc", "--all")
+    assert cluster.cloud.disks == []

@@ -1,11 +1,12 @@
-"""Faults in the guides' files that a real cloud refuses: its stand-in refuses them too, and names the cause.
+"""Faults in the guides' files that a real cloud refuses: its stand-in refuses them too, and the headline is the cause.
 
 The thirty of mutations.toml were written from the guides and the clouds' documentation alone, without knowledge of the
 stand-ins, and are not adapted to what they answer. `not_modelled` marks those which a stand-in lets pass or does not
 name, and why.
 
-A cloud's account is set up once; each mutation runs in a fork of it, with its files put back afterwards. No pod trains:
-what reaches the training was not refused. The guides' tests train.
+A cloud's account is set up once and goes through the stages of the launch script; each mutation runs in a fork of the
+last stage that uses none of its files, which are put back afterwards. No pod trains: what reaches the training was not
+refused. The guides' tests train.
 """
 
 from __future__ import annotations
@@ -94,10 +95,15 @@ docker build --tag $IMAGE . && docker push $IMAGE
 embark data copy rows "gs://$PROJECT-embark/data/criteo-1tb"
 """,
 }
-# Pods that cannot start are given up after two minutes of the account's clock.
+# Pods that cannot start, or are not admitted, are given up after two minutes of the account's clock.
 ENVIRONMENT = """set -euo pipefail
-export PROJECT=your-project START_LIMIT_S=120
+export PROJECT=your-project START_LIMIT_S=120 QUEUE_LIMIT_S=120
 """
+# The commands of the launch script that lead to each stage, and the stage after which a file is used first.
+STAGES = {cloud: ("", f"./{name}_cluster.sh up", "./storage.sh volume")
+          for cloud, name in (("aws", "eks"), ("azure", "aks"), ("gcp", "gke"))}
+FIRST_USED = {"storage.sh": 1, "volume.yaml": 1, "claim.yaml": 1,
+              "kueue.yaml": 2, "data_copy_job.yaml": 2, "kubernetes_job.yaml": 2}
 
 
 @dataclass(frozen=True)
@@ -126,13 +132,15 @@ class Mutation:
     source: str = ""
     edit: tuple[Edit, ...] = ()  # Empty if the commands are the fault.
     run: str = ""
-    after: str = ""
+    stage: int = 0
     not_modelled: str = ""  # Why the stand-in accepts it or does not name the cause.
 
     @classmethod
     def read(cls, row: Mapping[str, Any]) -> Mutation:
-        run = row.get("run") or f"./train_dlrm_{row['cloud']}.sh --yes"
-        return cls(**{**row, "run": run, "edit": tuple(Edit(**one) for one in row.get("edit", ()))})
+        edits = tuple(Edit(**one) for one in row.get("edit", ()))
+        launch = {"run": f"./train_dlrm_{row['cloud']}.sh --yes",
+                  "stage": min((FIRST_USED.get(one.file, 0) for one in edits), default=0)}
+        return cls(**{**({} if "run" in row else launch), **row, "edit": edits})
 
 
 FILE = tomllib.loads(Path(__file__).with_name("mutations.toml").read_text(encoding="utf-8"))
@@ -239,20 +247,14 @@ def _train_nothing() -> None:
         True, "", logs={str(index): "" for index in range(len(commands))})
 
 
-def messages(output: str) -> str:
-    """Drop the commands that scripts echo, because they repeat every misspelt name."""
-    return "".join(line for line in output.splitlines(keepends=True) if not line.startswith("+ "))
-
-
 def trouble_with(mutation: Mutation, done: ScriptResult) -> str:
-    shown = messages(done.output)
-    is_refused = done.code != 0 and re.search(mutation.cause, shown) is not None
+    is_refused = done.code != 0 and re.search(mutation.cause, done.headline) is not None
     if is_refused is not bool(mutation.not_modelled):
         return ""
     why = ("it is refused now: remove not_modelled" if is_refused
            else f"it passed, but: {mutation.why} ({mutation.source})" if done.code == 0
-           else f"no message matches {mutation.cause}")
-    return f"=== {mutation.cloud}: {mutation.name}: {why}\n{shown[-3000:]}"
+           else f"the headline does not match {mutation.cause}: {done.headline}")
+    return f"=== {mutation.cloud}: {mutation.name}: {why}\n{done.output[-3000:]}"
 
 
 @pytest.mark.parametrize("cloud", sorted(SETUP))
@@ -270,20 +272,20 @@ def test_every_mutation_is_refused_with_its_cause(cloud, tmp_path, monkeypatch):
         for service in ("ec2", "eks"):  # The account caches them: each reads its service's model.
             account.client(service, "us-west-2")
     forks = Forks(account, folder, root, tmp_path / "saved", moto)
+    own = [one for one in (*THIRTY, *MORE) if one.cloud == cloud]
     troubles: list[str] = []
-    reached = ""
     try:
         forks.advance(SETUP[cloud])
-        own = sorted((one for one in (*THIRTY, *MORE) if one.cloud == cloud), key=lambda one: (one.after, one.run))
-        for (after, command), group in groupby(own, key=lambda one: (one.after, one.run)):
-            mutations = list(group)
-            if after != reached:
-                forks.advance(after)
-                reached = after
-            if any(one.edit for one in mutations):
-                done = forks.run((), command)
-                assert done.code == 0, f"refused without a mutation: {command}\n{done.output[-6000:]}"
-            troubles += [trouble_with(one, forks.run(one.edit, command)) for one in mutations]
+        for stage, commands in enumerate(STAGES[cloud]):
+            if commands:
+                forks.advance(commands)
+            here = sorted((one for one in own if one.stage == stage), key=lambda one: one.run)
+            for command, group in groupby(here, key=lambda one: one.run):
+                mutations = list(group)
+                if any(one.edit for one in mutations):
+                    done = forks.run((), command)
+                    assert done.code == 0, f"refused without a mutation: {command}\n{done.output[-6000:]}"
+                troubles += [trouble_with(one, forks.run(one.edit, command)) for one in mutations]
     finally:
         account.close()
     assert not any(troubles), "\n".join(filter(None, troubles))

@@ -12,8 +12,8 @@ from typing import Any
 
 TARGET = Path(__file__).parents[1] / "src/cloudsim/commands/az.toml"
 GROUPS = (
-    "account", "acr", "ad signed-in-user", "aks", "consumption budget", "deployment group", "deployment sub",
-    "extension", "feature", "group", "identity", "identity federated-credential", "monitor account",
+    "account", "acr", "ad signed-in-user", "ad sp show", "aks", "consumption budget", "deployment group",
+    "deployment sub", "extension", "feature", "group", "identity", "identity federated-credential", "monitor account",
     "monitor action-group", "monitor activity-log", "monitor autoscale", "monitor autoscale rule",
     "monitor metrics alert", "netappfiles account", "netappfiles pool",
     "netappfiles volume", "network nsg", "network nsg rule", "network public-ip", "network vnet",

@@ -63,8 +63,11 @@ TOOLS = {
     "npm": Tool((("npm",),), ("nodejs", "npm")),
     "azurite": Tool((("azurite-blob",),), ("nodejs", "npm"), npm=("azurite@3",)),
     "sshd": Tool((("sshd",), ("ssh",), ("ssh-keygen",)), ("openssh-server", "openssh-client")),
+    "slurm": Tool((("slurmctld",), ("slurmd",), ("sbatch",), ("munged",)),
+                  ("slurm-wlm", "slurm-wlm-basic-plugins", "munge")),
     "shellcheck": Tool((("shellcheck",),), ("shellcheck",)),
     "strace": Tool((("strace",),), ("strace",)),
+    "unshare": Tool((("unshare",), ("mount",)), ("util-linux", "mount")),
     "tmux": Tool((("tmux",),), ("tmux",)),
     "g++": Tool((("g++",),), ("g++",)),
 }

@@ -16,6 +16,8 @@ STUB = """#!/bin/bash
 { flock 9; printf '%s\\0' "${0##*/}" "$@" '' >&9; } 9>>"$RECORD"  # both ends of a pipe write at the same time
 words=" $* "
 case $words in
+  *" get pods "*) exit 0 ;;
+  *" get workloads.kueue.x-k8s.io "*) echo "True|"; exit 0 ;;
   *" account show "*"--query"*) echo 123456789012345678; exit 0 ;;
   *" nodepool show "*) exit 1 ;;
   *" vm list-usage "*) printf 'StandardNDASv4_A100Family\\tStandard NDASv4_A100 Family vCPUs\\t9999\\n'; exit 0 ;;
@@ -63,7 +65,8 @@ def run_script(
         (programs / program).chmod(0o755)
     record = folder / "record"
     record.write_bytes(b"")
-    env_vars = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(record), "HOME": str(folder), "HOSTNAME": "dlrm-1"}
+    env_vars = {"PATH": f"{programs}:/usr/bin:/bin", "RECORD": str(record), "HOME": str(folder), "HOSTNAME": "dlrm-1",
+                "YES": "1"}
     done = subprocess.run(
         ["bash", str(folder / name), *words], env=env_vars | (env or {}), cwd=folder, capture_output=True, text=True,
         timeout=HANG_S, stdin=subprocess.DEVNULL,

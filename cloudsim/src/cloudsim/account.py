@@ -7,11 +7,16 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from cloudsim.kubernetes.cluster import Cluster
+from cloudsim.kubernetes.troubles import find_troubles
 from cloudsim.state import Clock, Refusal, Resources
 from embark.launch.shell import CommandResult
 from embark.rehearse.workload import INSTALL_RAY, NO_RAY
 
 AnsweredBy = Literal["real", "stand-in"]
+READS = {"get", "describe", "show", "list", "logs", "events", "top", "exists", "wait", "status"}
+"""Words of commands that change nothing."""
+LOOKS = {"kubectl", "helm", "sleep"}
+"""Programs with which a script looks at its cluster or waits for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class Record:
     words: tuple[str, ...]
     answered_by: AnsweredBy
     code: int
-    error: str  # The first line of the error message; empty if the command succeeded.
+    error: str  # The error message; empty if the command succeeded.
     at: float  # Seconds on the account's clock.
 
 
@@ -65,6 +70,7 @@ class AccountReport:
     paid: tuple[str, ...]  # Resources that still cost money.
     not_modelled: tuple[str, ...]
     elapsed_s: float  # Seconds on the account's clock.
+    causes: tuple[str, ...] = ()  # What keeps jobs and servers of its clusters from running.
 
 
 class Registry(Protocol):
@@ -93,6 +99,35 @@ class Images:
         return name in self.pushed
 
 
+LOGIN_COMMANDS = (("sso", "login"), ("login",), ("auth", "login"))
+EXPIRED = {
+    "aws": "Error when retrieving token from sso: Token has expired and refresh failed",
+    "eksctl": "Error: checking AWS STS access – cannot get role ARN for current session: operation error STS: "
+              "GetCallerIdentity, https response error StatusCode: 403, api error ExpiredToken: The security token "
+              "included in the request is expired",
+    "az": "AADSTS700082: The refresh token has expired due to inactivity.\nInteractive authentication is needed. "
+          "Please run:\naz login",
+    "gcloud": "ERROR: There was a problem refreshing your current auth tokens: Reauthentication failed. cannot prompt "
+              "during non-interactive execution.\nPlease run:\n\n  $ gcloud auth login",
+}
+"""The words of each program whose login has expired."""
+TOKENS = {"aws": "aws failed with exit code 255", "gcp": "gke-gcloud-auth-plugin failed with exit code 1"}
+"""kubectl's words for the program that fetches its token. Credentials of AKS are a certificate, which stays valid."""
+
+
+def check_login(account: "Account", call: Call) -> None:
+    """Refuse what needs a login that has expired; logging in renews it."""
+    if account.has_login or call.words[:2] == ("account", "show") or call.words in (("--version",), ("version",)):
+        return
+    if call.program in EXPIRED and call.words[:2 if call.program != "az" else 1] in LOGIN_COMMANDS:
+        account.has_login = True
+    elif call.program in EXPIRED:
+        raise Refusal(EXPIRED[call.program], 255 if call.program == "aws" else 1)
+    elif call.program in ("kubectl", "helm") and account.cloud in TOKENS:
+        raise Refusal(f"Unable to connect to the server: getting credentials: exec: executable "
+                      f"{TOKENS[account.cloud]}")
+
+
 class Account:
     """The state that all programs of a cloud answer from."""
 
@@ -107,8 +142,10 @@ class Account:
         self.context = ""  # The key in `clusters` of the cluster that kubectl and helm use.
         self.programs: dict[str, Program] = {}
         self.environment: dict[str, str] = {}  # Variables of the user's shell, such as the object store's address.
+        self.has_login = True  # False: the user's login has expired.
         self.on_close: list[Callable[[], None]] = []  # Functions that stop servers and remove their files.
         self.records: list[Record] = []
+        self.causes: list[str] = []  # What kept jobs and servers from running when a command last looked.
         self.not_modelled: list[str] = []  # Shown to the user at the end.
         if find_spec("ray") is None:
             self.not_modelled.append(f"the drivers of RayJobs: {NO_RAY}, so their pods start and nothing trains in "
@@ -131,22 +168,39 @@ class Account:
         if program is None:
             return CommandResult(127, err=f"{call.program}: command not found\n")
         try:
+            check_login(self, call)
             done = CommandResult(0, out=program.run(call))
         except Refusal as refusal:
-            done = CommandResult(refusal.code, err=f"{refusal.text}\n")
+            done = CommandResult(refusal.code, out=refusal.out, err=f"{refusal.text}\n" if refusal.text else "")
         for cluster in self.clusters.values():
             cluster.reconcile()
-        error = next((line for line in done.err.splitlines() if line.strip()), "")
+        # A script that gives up ends its machines, after which its pods wait for machines.
+        if call.program in LOOKS or not self.clusters:
+            self.causes = [one for cluster in self.clusters.values() for one in find_troubles(cluster)]
+        error = done.err.strip() if done.code else ""
         self.records.append(Record(call.program, call.words, program.answered_by, done.code, error, self.clock.now))
         return done
 
     def close(self) -> None:
+        for cluster in self.clusters.values():
+            cluster.servers.close()
         while self.on_close:
             self.on_close.pop()()
 
     def report(self) -> "AccountReport":
         return AccountReport(self.cloud, tuple(self.records), tuple(self.paid()), tuple(self.not_modelled),
-                             self.clock.now)
+                             self.clock.now, tuple(self.causes))
+
+    def quiet_s(self) -> float:
+        """Return for how long nothing has changed, if nothing is going to change by itself either; else 0."""
+        times = [one.at for one in self.records if one.code == 0 and not READS & set(one.words[:3])
+                 and one.program != "sleep" and not any(word.startswith("describe-") for word in one.words[:3])]
+        times += [one.ready_at for one in self.resources]
+        for cluster in self.clusters.values():
+            times += [node.ready_at for node in cluster.nodes if not cluster.pools[node.pool].join_error]
+            times += [*cluster.ready_at.values(), *(run.ends_at for run in cluster.runs.values()),
+                      *(event.at for event in cluster.events)]
+        return max(0.0, self.clock.now - max(times, default=0.0))
 
     def paid(self) -> list[str]:
         """List the resources that cost money by the hour, as kind and name."""

@@ -1,4 +1,4 @@
-"""Runs the scripts that Embark renders for a spec, from an empty account to a trained model and back to nothing."""
+"""Runs the scripts that Embark renders for a spec, from an empty account to a trained or served model and back."""
 
 import re
 import shutil
@@ -7,18 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import mkdtemp
 
-from cloudsim.account import Record
-from cloudsim.session import AccountSession
+from cloudsim.headline import find_headline
+from cloudsim.session import NEVER_ENDED, AccountSession
 from cloudsim.state import load_facts
 from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.lint.rendered import render_folder
 from embark.rehearse.account import AccountRehearsal, StepResult
-from embark.render.job import POD_TARGETS, Job, make_job
+from embark.render.folder import RECORD, read_record
+from embark.render.job import FOLLOW, POD_TARGETS, Job, make_job
+from embark.render.serving import artifact_of, disk_gib, token_secret
 from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
 from embark.spec import load_spec
 
 PLAIN = {"vm": "./vm.sh", "tpu-vm": "./tpu_vm.sh"}  # The scripts of targets without a cluster.
+SERVES = ("serve", FOLLOW)
+CLUSTER_FOLDER = "cluster"  # The folder of a job: the scripts of its cluster make that of the servers too.
+MIN_DISK_GIB = 100
+ARTIFACT = (
+    "embark train quickstart --quiet --set name=small --set store.root=small --set place.device=cpu "
+    "--set model.rows_per_table=100 --set data.num_train_samples=1024 --set data.num_eval_samples=128 "
+    "--set train.batch_size=128 --set train.num_steps=2 --set train.eval_every=0",
+    "{env}embark export small/small --to {source}",
+)
+STEP_LIMIT_S = 3600.0  # Time limit on this computer.
 ENVIRONMENT = {"PROJECT": "your-project", "EMAIL": "you@example.com"}
 
 
@@ -31,8 +43,15 @@ class Step:
 
 
 def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[StepResult], None]) -> AccountRehearsal:
-    """Render a spec and run its scripts in a simulated account; the first step that fails ends the rehearsal."""
-    job, assumed = _job(spec, settings)
+    """Render a spec and run its scripts in a simulated account; the first step that fails ends the rehearsal. The files
+    of a folder that was rendered are taken as they are."""
+    given, assumed = Path(spec) if Path(spec).is_dir() else None, list[str]()
+    if given:
+        spec = _spec_in(given, settings)
+        # Its files name the image, and the launch script refuses one without a registry.
+        job = make_job(load_spec(spec), load_catalog())
+    else:
+        job, settings, assumed = account_job(spec, settings)
     steps = make_steps(job)
     root = Path(mkdtemp(prefix="embark-account-"))
     try:
@@ -40,13 +59,19 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
         copied = root / "spec.toml"  # Rendering would change the user's file.
         if Path(spec).is_file():
             shutil.copy(spec, copied)
-        render_folder(str(copied) if copied.exists() else spec, [*settings, f"place.image={job.image}"], out=folder)
+        if given:
+            _copy_rendered(given, folder)
+        else:
+            render_folder(str(copied) if copied.exists() else spec, settings, out=folder)
+        if job.target == "serve":
+            render_folder(str(copied) if copied.exists() else spec,
+                          [*settings, "place.target=job"], out=folder / CLUSTER_FOLDER)
         (root / "state").mkdir()
         with AccountSession(job.cloud, root / "state") as session:
             session.bash("".join(f"export {name}={value}\n" for name, value in ENVIRONMENT.items()), folder)
             results: list[StepResult] = []
             for step in steps:
-                results.append(_run(session, step, folder))
+                results.append(run_step(session, step, folder))
                 on_step(results[-1])
                 if not results[-1].is_ok:
                     break
@@ -61,50 +86,116 @@ def make_steps(job: Job) -> list[Step]:
     raw = load_facts("steps.toml")[job.cloud]
     found = re.match(raw["registry"], job.image)
     store = next((path for path in job.object_store_paths if path.is_written), None)
-    source = job.data_source if job.spec.data.path else ""
+    serves = job.target in SERVES
+    source = artifact_of(job.spec) if serves else job.data_source if job.spec.data.path else ""
     values = {
-        "region": job.location.region, "image": job.image, "source": source,
+        "region": job.location.region, "zone": job.location.zone, "cluster": job.location.cluster, "source": source,
         "bucket": "" if store is None else store.name, "account": job.spec.place.storage_account,
-        "path": source.partition("://")[2].partition("/")[2], **(found.groupdict() if found else {}),
+        "machine": job.spec.serve.machine,
+        "env": f"AZURE_STORAGE_ACCOUNT_NAME={job.spec.place.storage_account} " if job.cloud == "azure" else "",
+        "disk": MIN_DISK_GIB + 2 * disk_gib(job.spec) if serves else "", **(found.groupdict() if found else {}),
     }
+
+    def fill(lines: Sequence[str]) -> tuple[str, ...]:
+        return tuple(line.format(**values) for line in lines)
+
     steps = [Step("tools and project", tuple(raw["before"]))] if "before" in raw else []
     if found:
-        steps.append(Step("image", tuple(line.format(**values) for line in raw["image"])))
-    if "://" in source:
-        steps.append(Step("data", ("./storage.sh buckets", *(line.format(**values) for line in raw["data"]))))
-    script = raw["script"] if job.spec.place.target in POD_TARGETS else PLAIN.get(job.spec.place.target, "")
-    if not script:
-        raise UserError(f'place.target = "{job.spec.place.target}" has no script that creates machines',
-                        fix=f"set it to {', '.join([*POD_TARGETS, *PLAIN])}")
-    if script == raw["script"]:
+        steps.append(Step("image", fill(raw["image"])))
+    if serves:
+        pools = [fill(raw[name]) if job.spec.serve.machine else () for name in ("pool", "no_pool")]
+        steps += _serving_steps(job, raw["cluster"], fill(ARTIFACT), *pools)
+    elif "://" in source:
+        steps.append(Step("data", ("./storage.sh buckets", *fill(raw["data"]))))
+    if job.target in POD_TARGETS:
+        script = raw["script"]
         steps += [Step("train", (f"{script} --yes",)), Step("train again: what exists stays", (f"{script} --yes",)),
                   Step("clean", (f"{script} clean --yes",)), Step("destroy", (f"{script} destroy --yes",))]
-    else:
-        steps += [Step(word, (f"{script} {word}",)) for word in ("up", "status", "down")]
+    elif job.target in PLAIN:
+        steps += [Step(word, (f"{PLAIN[job.target]} {word} --yes",)) for word in ("up", "status", "down")]
+    elif not serves:
+        raise UserError(f'place.target = "{job.target}" has no script that creates machines',
+                        fix=f"set it to {', '.join([*POD_TARGETS, *SERVES, *PLAIN])}")
     ends = [line for line in raw["end"] if ("{bucket}" not in line or store) and ("{repository}" not in line or found)]
-    return [*steps, Step("delete bucket and registry", tuple(line.format(**values) for line in ends))]
+    return [*steps, Step("delete bucket and registry", fill(ends))]
 
 
-def _run(session: AccountSession, step: Step, folder: Path) -> StepResult:
+def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple[str, ...], no_pool: tuple[str, ...]
+                   ) -> list[Step]:
+    """Make a cluster, start in it what `embark launch` starts, wait for it, send a request, and end all of it.
+    `artifact` puts a small model where an export, or the publisher, puts versions."""
+    trains, in_namespace = job.target == FOLLOW, f"--namespace {job.namespace}"
+    broker = f"{job.name}-nats" if job.has_own_broker else ""
+    parts = [f"statefulset/{broker}"] if broker else []
+    if trains:
+        parts += [f"statefulset/{job.name}", f"deployment/{job.name}-publish"]
+    made = [f"kubectl create secret generic {secret} {in_namespace} --from-literal=token=t "
+            "--from-literal=options.toml='token = \"t\"'"
+            for secret in (broker, token_secret(job.spec, job.name)) if secret]
+    scales = [f"kubectl wait horizontalpodautoscaler/{job.name}-serve {in_namespace} --for=condition=ScalingActive "
+              "--timeout=15m"] if job.spec.serve.autoscaler == "hpa" else []
+    there = "." if trains else CLUSTER_FOLDER
+    machines = (*((f"{script} machines --yes",) if trains else ()), *pool)
+    return [
+        Step("cluster", (f"(cd {there} && ./storage.sh buckets && {script} up --yes)",)),
+        Step("artifact", artifact),
+        *([Step("machines", machines)] if machines else []),
+        Step("launch", (*made, "embark launch run.toml --yes",
+                        *(f"kubectl rollout status {part} {in_namespace} --timeout=1h"
+                          for part in (*parts, f"deployment/{job.name}-serve")), *scales)),
+        Step("request", (f"kubectl port-forward {in_namespace} service/{job.name}-serve 8000:80 &",
+                         "curl -s --fail-with-body --retry 9 --retry-delay 1 --retry-connrefused "
+                         "localhost:8000/v2/health/ready")),
+        Step("cancel", (f"embark cancel {job.name if trains else f'{job.name}-serve'} --yes",)),
+        Step("destroy", (*no_pool, f"(cd {there} && {script} delete --yes)")),
+    ]
+
+
+def run_step(session: AccountSession, step: Step, folder: Path) -> StepResult:
     before = len(session.report().records)
-    done = session.bash("\n".join(step.commands), folder)
-    records = session.report().records[before:]
+    done = session.bash("\n".join(step.commands), folder, timeout_s=STEP_LIMIT_S)
+    report = session.report()
+    records = report.records[before:]
     if done.returncode == 0:
         return StepResult(step.title, True, len(records), done.stdout)
-    refused = [one for one in records if one.code != 0]
-    last: Record | None = refused[-1] if refused else None
-    said = next((line for line in reversed(done.stdout.splitlines()) if line.strip()), "")
-    if last is None:
-        return StepResult(step.title, False, len(records), done.stdout, error=said)
-    return StepResult(step.title, False, len(records), done.stdout, " ".join((last.program, *last.words)), last.error)
+    error, last = find_headline(done.stdout, () if done.returncode == NEVER_ENDED else records, report.causes)
+    command = "" if last is None else " ".join((last.program, *last.words))
+    return StepResult(step.title, False, len(records), done.stdout, command, error)
 
 
-def _job(spec: str, settings: Sequence[str]) -> tuple[Job, list[str]]:
-    """Return the job, with an image that the account's registry can hold, and what was assumed for it."""
-    catalog = load_catalog()
-    job = make_job(load_spec(spec, settings), catalog)
+def _spec_in(folder: Path, settings: Sequence[str]) -> str:
+    record = read_record(folder)
+    if not record.spec:
+        raise UserError(f"{folder}: is no folder from embark render", fix="embark render SPEC --out FOLDER writes one")
+    if settings:
+        raise UserError("--set changes a spec, and the files of a folder are taken as they are",
+                        fix=f"embark rehearse --account {folder / record.spec} --set …, or render the folder again")
+    return str(folder / record.spec)
+
+
+def _copy_rendered(source: Path, folder: Path) -> None:
+    """Copy what was rendered, with all edits, and the wheel. Data may lie in the folder too, and it is large."""
+    record = read_record(source)
+    wheels = [str(one.relative_to(source)) for one in source.glob("dist/*.whl")]
+    for name in {RECORD, record.spec, *record.checksums, *wheels}:
+        if (source / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / name, folder / name)
+
+
+def account_job(spec: str, settings: Sequence[str]) -> tuple[Job, list[str], list[str]]:
+    """Return the job with names that can exist in the account, the settings that give it these, and what was assumed.
+    """
+    catalog, own, assumed = load_catalog(), list(settings), []
+    job = make_job(load_spec(spec, own), catalog)
+    raw = load_facts("steps.toml")[job.cloud]
     if job.image.startswith(PLACEHOLDER_REGISTRY) or "/" not in job.image:
-        image = load_facts("steps.toml")[job.cloud]["example"].format(region=job.location.region)
-        job = make_job(load_spec(spec, [*settings, f"place.image={image}"]), catalog)
-        return job, [f"place.image is {image}: the spec names no registry"]
-    return job, []
+        image = raw["example"].format(region=job.location.region)
+        own.append(f"place.image={image}")
+        assumed.append(f"place.image is {image}: the spec names no registry")
+    for field, name, mine in raw["taken"]:
+        value = job.spec.store.root if field == "store.root" else job.spec.place.storage_account
+        if name in (value, value.partition("://")[2].partition("/")[0]):
+            own.append(f"{field}={value.replace(name, mine)}")
+            assumed.append(f"{own[-1].replace('=', ' is ', 1)}: {name} is the examples' name, and yours must be unique")
+    return make_job(load_spec(spec, own), catalog), own, assumed

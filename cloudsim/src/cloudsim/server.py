@@ -11,6 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cloudsim.account import Account, Call
+from embark.rehearse.processes import free_port
 
 SHIM = r"""#!/bin/bash
 input=
@@ -26,12 +27,15 @@ printf '%s\0' ${{#fields[@]}} "${{fields[@]}}" >&3
 IFS= read -r -d '' code <&3
 IFS= read -r -d '' err <&3
 printf %s "$err" >&2
+if [ "$code ${{1-}}" = "0 port-forward" ]; then
+  exec "{python}" -m cloudsim.forward $(/bin/cat <&3) {forward}
+fi
 /bin/cat <&3
 exit "$code"
 """
 """Starts for each command, and is not written in Python because that takes ten times as long to start. It sends fields
 that end with a zero byte, their number first; the answer is the exit code and stderr, each with a zero byte, and
-stdout."""
+stdout; or, for a forwarded port, the arguments of the program that passes connections on."""
 REPORT = "@report"  # A request for the report, in place of the name of a program.
 
 
@@ -44,9 +48,12 @@ class AccountServer(socketserver.TCPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
 
     def write_shims(self, folder: Path) -> None:
-        """Write a program of each name into a folder that a shell has first on its PATH."""
+        """Write a program of each name into a folder that a shell has first on its PATH, and beside it curl's file that
+        leads to forwarded ports."""
         folder.mkdir(parents=True, exist_ok=True)
-        text = SHIM.format(token=self.token, port=self.server_address[1])
+        forward = free_port()
+        (folder.parent / ".curlrc").write_text(f'connect-to = "localhost::127.0.0.1:{forward}"\n')
+        text = SHIM.format(token=self.token, port=self.server_address[1], python=sys.executable, forward=forward)
         for name in self.account.programs:
             path = folder / name
             path.write_text(text)

@@ -3,6 +3,7 @@
 import json
 import marshal
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -18,6 +19,8 @@ from cloudsim.server import REPORT
 from embark.errors import Fault
 
 START_S = 120.0
+REPORT_S = 120.0
+NEVER_ENDED = 124  # The code of timeout(1).
 STATE = "shell_state"
 
 
@@ -64,21 +67,51 @@ class AccountSession:
     def bash(self, text: str, folder: Path, *, output: int | None = subprocess.PIPE, timeout_s: float = 3600.0
              ) -> subprocess.CompletedProcess[str]:
         """Run lines as if typed one after the other, up to the first that fails. Exported variables and the current
-        folder last until the next call."""
+        folder last until the next call; what runs in the background ends with this one. Commands that have not ended
+        at the limit are ended; the code is then `NEVER_ENDED`, and the last line names the command that was waiting."""
         state = self._folder / STATE
         script = "\n".join([
-            "set -eo pipefail", f'if [ -f "{state}" ]; then . "{state}"; fi', text,
+            "set -eo pipefail", "trap 'for job in $(jobs -p); do kill $job || true; done 2>/dev/null; wait' EXIT",
+            f'if [ -f "{state}" ]; then . "{state}"; fi', text,
             f'{{ export -p; printf "cd %q\\n" "$PWD"; }} >"{state}.new" && mv "{state}.new" "{state}"'])
-        return subprocess.run(["bash", "-c", script], cwd=folder, env=self.environment, stdin=subprocess.DEVNULL,
-                              stdout=output, stderr=subprocess.STDOUT if output else None, text=True,
-                              timeout=timeout_s, check=False)
+        words = ["bash", "-c", script]
+        with subprocess.Popen(words, cwd=folder, env=self.environment, stdin=subprocess.DEVNULL, stdout=output,
+                              stderr=subprocess.STDOUT if output else None, text=True, start_new_session=True
+                              ) as process:
+            try:
+                out, _ = process.communicate(timeout=timeout_s)
+                code = process.returncode
+            except subprocess.TimeoutExpired:
+                waiting = _newest_command(process.pid)
+                os.killpg(process.pid, signal.SIGKILL)
+                out = ""
+                with suppress(subprocess.TimeoutExpired):  # A process outside of the group may hold the pipe.
+                    out, _ = process.communicate(timeout=10)
+                out = (f"{out or ''}\n{waiting} waits for ever: nothing in the account will end it "
+                       f"(stopped after {timeout_s:g} s)\n")
+                code = NEVER_ENDED
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)
+                raise
+        return subprocess.CompletedProcess(words, code, out)
 
     def report(self) -> AccountReport:
         port, token = json.loads((self._folder / "server.json").read_text())
-        with socket.create_connection(("127.0.0.1", port)) as link:
+        with socket.create_connection(("127.0.0.1", port), REPORT_S) as link:
             link.sendall("".join(f"{field}\0" for field in ("5", token, REPORT, "", "", "0")).encode())
             raw = marshal.loads(link.makefile("rb").read())
         records: Sequence[Mapping[str, object]] = raw["records"]
         return AccountReport(raw["cloud"], tuple(Record(**{**one, "words": tuple(one["words"])})  # type: ignore[arg-type]
                                                  for one in records),
-                             tuple(raw["paid"]), tuple(raw["not_modelled"]), raw["elapsed_s"])
+                             tuple(raw["paid"]), tuple(raw["not_modelled"]), raw["elapsed_s"], tuple(raw["causes"]))
+
+
+def _newest_command(group: int) -> str:
+    """Return the newest command of a process group, as a user would type it."""
+    listed = subprocess.run(["ps", "-A", "-o", "pgid=,pid=,ppid=,args="], capture_output=True, text=True, check=True)
+    own = [line.split(None, 3) for line in listed.stdout.splitlines() if line.split(None, 1)[0] == str(group)]
+    parents = {parent for _, _, parent, _ in own}
+    words = next((args.split() for _, pid, _, args in reversed(own) if pid not in parents), ["bash"])
+    while len(words) > 1 and Path(words[0]).name.startswith(("bash", "python")) and not words[1].startswith("-"):
+        words = words[1:]
+    return " ".join([Path(words[0]).name, *words[1:]])

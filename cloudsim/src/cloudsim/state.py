@@ -1,8 +1,9 @@
 """What exists in an account: resources with a location, a time at which they are ready, and what they use."""
 
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from datetime import date
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -13,9 +14,9 @@ Key = tuple[str, str]  # Kind and name.
 class Refusal(Exception):
     """An error of a program, in the words of the real one."""
 
-    def __init__(self, text: str, code: int = 1) -> None:
+    def __init__(self, text: str, code: int = 1, *, out: str = "") -> None:
         super().__init__(text)
-        self.text, self.code = text, code
+        self.text, self.code, self.out = text, code, out
 
 
 class Clock:
@@ -84,3 +85,8 @@ class Resources:
 def load_facts(name: str) -> dict[str, Any]:
     """Read a TOML file of this package."""
     return tomllib.loads(files("cloudsim").joinpath(name).read_text(encoding="utf-8"))
+
+
+def versions_sold(ends: Mapping[str, date]) -> list[str]:
+    """Return the versions of Kubernetes of which a cluster can be created today."""
+    return [version for version, end in ends.items() if date.today() <= end]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudsim.account import Account
+from cloudsim.headline import find_headline
 from cloudsim.server import AccountServer
 from embark.render.folder import File
 
@@ -19,6 +20,7 @@ from embark.render.folder import File
 class ScriptResult:
     code: int
     output: str
+    headline: str  # Why it failed.
 
 
 def write_files(files: Sequence[File], folder: Path) -> None:
@@ -32,9 +34,9 @@ def write_files(files: Sequence[File], folder: Path) -> None:
 def run_shell(account: Account, text: str, folder: Path, env: Mapping[str, str] | None = None) -> ScriptResult:
     """Run bash in a folder. The account answers in this thread, because an engine that it starts sets signal
     handlers."""
-    programs = account.folder / "programs"
+    programs, before = account.folder / "programs", len(account.records)
     path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
-    variables = {"PATH": path, "HOME": str(account.folder), **account.environment, **(env or {})}
+    variables = {"PATH": path, "HOME": str(account.folder), "YES": "1", **account.environment, **(env or {})}
     with AccountServer(account) as server:
         server.write_shims(programs)
         server.timeout = 0.02
@@ -46,4 +48,5 @@ def run_shell(account: Account, text: str, folder: Path, env: Mapping[str, str] 
             while process.poll() is None:
                 server.handle_request()
             reader.join()
-    return ScriptResult(process.returncode, "".join(lines))
+    headline, _ = find_headline("".join(lines), account.records[before:], account.causes)
+    return ScriptResult(process.returncode, "".join(lines), headline)

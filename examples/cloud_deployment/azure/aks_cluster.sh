@@ -4,6 +4,7 @@
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
 # hand are kept unless --force is given.
 set -euo pipefail
+shopt -s inherit_errexit 2>/dev/null || true
 
 RESOURCE_GROUP=${RESOURCE_GROUP:-embark}
 CLUSTER=${CLUSTER:-embark}
@@ -14,6 +15,18 @@ ZONE=${ZONE:-1}
 IDENTITY=${IDENTITY:-embark-train}
 STORAGE_ACCOUNT=${STORAGE_ACCOUNT:-embarkexample}
 DRY_RUN=${DRY_RUN:-0}
+YES=${YES:-0}
+KEEP=${KEEP:-0}
+for word in "$@"; do
+  shift
+  case $word in
+    --dry-run) DRY_RUN=1 ;;
+    --yes) YES=1 ;;
+    --keep) KEEP=1 ;;
+    *) set -- "$@" "$word" ;;
+  esac
+done
+export DRY_RUN YES
 
 # Prints a command, and runs it unless DRY_RUN is 1.
 run() {
@@ -24,6 +37,43 @@ run() {
   "$@"
 }
 
+# Asks a question unless --yes or --dry-run is given, or another one was answered with yes.
+confirm() {
+  local answer=
+  if [ "$YES" = 1 ] || [ "$DRY_RUN" = 1 ]; then return 0; fi
+  read -r -p "$1 [y/N] " answer || true
+  case $answer in
+    y | Y | yes) YES=1 ;;
+    *)
+      printf 'nothing was changed; --yes answers yes\n' >&2
+      exit 130
+      ;;
+  esac
+}
+
+# Shows what machines cost, always, and asks whether to start them.
+pay() {
+  printf '%s\n' "$1" >&2
+  confirm 'Continue?'
+}
+
+# Ends the script. A login that has expired looks like many other failures, so it is checked then.
+finish() {
+  local code=$?
+  trap - EXIT
+  case $code in 0 | 64 | 130) exit "$code" ;; esac
+  if [ "$DRY_RUN" = 0 ] && ! logged_in; then
+    printf 'You are not logged in to %s, or the login has expired: %s, then run this again.\n' azure 'az login' >&2
+    exit 64
+  fi
+  exit "$code"
+}
+
+logged_in() {
+  az account get-access-token --query expiresOn >/dev/null 2>&1
+}
+
+trap finish EXIT
 cd "$(dirname "$0")"
 # Asks az for one value, and stops where there is none. A dry run has only a name for it.
 value() {
@@ -68,16 +118,19 @@ up() {
       --intent-vm-sizes Standard_ND96asr_v4
   fi
   if ! az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" >/dev/null 2>&1; then
+    pay 'The cluster: 0.38 USD an hour until it is deleted.'
+    # Without --kubernetes-version it is AKS's default, which is always in support.
     run az aks create \
       --resource-group "$RESOURCE_GROUP" \
       --name "$CLUSTER" \
       --location "$LOCATION" \
-      --kubernetes-version 1.34 \
       --nodepool-name system \
       --node-count 2 \
       --node-vm-size Standard_D4s_v5 \
       --network-plugin azure \
       --network-plugin-mode overlay \
+      --network-dataplane cilium \
+      --network-policy cilium \
       --enable-managed-identity \
       --enable-oidc-issuer \
       --enable-workload-identity \
@@ -104,9 +157,10 @@ up() {
     --wait
 
   run kubectl apply -f aks_cluster.yaml
+  ISSUER="$(value "the cluster's issuer" az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query oidcIssuerProfile.issuerUrl)"
+  ACCOUNT="$(value 'the storage account' az storage account show --name "$STORAGE_ACCOUNT" --query id)"
   # The pods' own identity: workload identity, no key and no secret anywhere.
   run az identity create --resource-group "$RESOURCE_GROUP" --name "$IDENTITY" --location "$LOCATION"
-  ISSUER="$(value "the cluster's issuer" az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --query oidcIssuerProfile.issuerUrl)"
   run az identity federated-credential create \
     --resource-group "$RESOURCE_GROUP" \
     --name embark \
@@ -114,15 +168,34 @@ up() {
     --issuer "$ISSUER" \
     --subject system:serviceaccount:embark:embark \
     --audiences api://AzureADTokenExchange
-  PRINCIPAL="$(value "the pods' identity" az identity show --resource-group "$RESOURCE_GROUP" --name "$IDENTITY" --query principalId)"
-  ACCOUNT="$(value 'the storage account' az storage account show --name "$STORAGE_ACCOUNT" --query id)"
+  PRINCIPAL="$(value 'the pods'"'"' identity' az identity show --resource-group "$RESOURCE_GROUP" --name "$IDENTITY" --query principalId)"
   run az role assignment create \
     --role 'Storage Blob Data Contributor' \
     --assignee-object-id "$PRINCIPAL" \
     --assignee-principal-type ServicePrincipal \
     --scope "$ACCOUNT"/blobServices/default/containers/embark-example
-  CLIENT="$(value "the pods' client id" az identity show --resource-group "$RESOURCE_GROUP" --name "$IDENTITY" --query clientId)"
+  CLIENT="$(value 'the pods'"'"' identity' az identity show --resource-group "$RESOURCE_GROUP" --name "$IDENTITY" --query clientId)"
   run kubectl annotate serviceaccount embark \
+    azure.workload.identity/client-id="$CLIENT" \
+    --namespace embark \
+    --overwrite
+  # That of the servers, which only read.
+  run az identity create --resource-group "$RESOURCE_GROUP" --name "$IDENTITY"-serve --location "$LOCATION"
+  run az identity federated-credential create \
+    --resource-group "$RESOURCE_GROUP" \
+    --name embark \
+    --identity-name "$IDENTITY"-serve \
+    --issuer "$ISSUER" \
+    --subject system:serviceaccount:embark:embark-serve \
+    --audiences api://AzureADTokenExchange
+  PRINCIPAL="$(value 'the servers'"'"' identity' az identity show --resource-group "$RESOURCE_GROUP" --name "$IDENTITY"-serve --query principalId)"
+  run az role assignment create \
+    --role 'Storage Blob Data Reader' \
+    --assignee-object-id "$PRINCIPAL" \
+    --assignee-principal-type ServicePrincipal \
+    --scope "$ACCOUNT"/blobServices/default/containers/embark-example
+  CLIENT="$(value 'the servers'"'"' identity' az identity show --resource-group "$RESOURCE_GROUP" --name "$IDENTITY"-serve --query clientId)"
+  run kubectl annotate serviceaccount embark-serve \
     azure.workload.identity/client-id="$CLIENT" \
     --namespace embark \
     --overwrite
@@ -131,6 +204,7 @@ up() {
 
 # The GPU machines.
 machines() {
+  pay '2 x Standard_ND96asr_v4 on demand in eastus: 54.39 USD an hour by the catalog (2026-08-22).'
   # A pool of its own: GPU machines in the system pool run the cluster's own pods and cannot scale to zero.
   local count ppg
   count="$(az aks nodepool show --resource-group "$RESOURCE_GROUP" --cluster-name "$CLUSTER" --name gpu \
@@ -188,6 +262,8 @@ delete() {
   if [ "$DRY_RUN" = 1 ] || az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" >/dev/null 2>&1; then
     run az aks delete --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" --yes
   fi
+  # Other clusters of the region may use it.
+  printf 'The monitor workspace of the region stays: az resource list --resource-type Microsoft.Monitor/accounts\n' >&2
 }
 
 set -- "${1:-up}"
@@ -195,7 +271,7 @@ set -- "${1:-up}"
 case ${1:-} in
   up | machines | stop | delete) "$@" ;;
   *)
-    printf 'usage: %s %s\n' "$0" '[up | machines | stop | delete]' >&2
+    printf 'usage: %s [--dry-run] [--yes] %s\n' "$0" '[up | machines | stop | delete]' >&2
     exit 64
     ;;
 esac

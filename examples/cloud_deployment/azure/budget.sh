@@ -4,6 +4,7 @@
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
 # hand are kept unless --force is given.
 set -euo pipefail
+shopt -s inherit_errexit 2>/dev/null || true
 
 LOCATION=${LOCATION:-eastus}
 RESOURCE_GROUP=${RESOURCE_GROUP:-embark}
@@ -11,6 +12,18 @@ RESOURCE_GROUP=${RESOURCE_GROUP:-embark}
 BUDGET_USD=${BUDGET_USD:-1400}
 
 DRY_RUN=${DRY_RUN:-0}
+YES=${YES:-0}
+KEEP=${KEEP:-0}
+for word in "$@"; do
+  shift
+  case $word in
+    --dry-run) DRY_RUN=1 ;;
+    --yes) YES=1 ;;
+    --keep) KEEP=1 ;;
+    *) set -- "$@" "$word" ;;
+  esac
+done
+export DRY_RUN YES
 
 # Prints a command, and runs it unless DRY_RUN is 1.
 run() {
@@ -21,6 +34,43 @@ run() {
   "$@"
 }
 
+# Asks a question unless --yes or --dry-run is given, or another one was answered with yes.
+confirm() {
+  local answer=
+  if [ "$YES" = 1 ] || [ "$DRY_RUN" = 1 ]; then return 0; fi
+  read -r -p "$1 [y/N] " answer || true
+  case $answer in
+    y | Y | yes) YES=1 ;;
+    *)
+      printf 'nothing was changed; --yes answers yes\n' >&2
+      exit 130
+      ;;
+  esac
+}
+
+# Shows what machines cost, always, and asks whether to start them.
+pay() {
+  printf '%s\n' "$1" >&2
+  confirm 'Continue?'
+}
+
+# Ends the script. A login that has expired looks like many other failures, so it is checked then.
+finish() {
+  local code=$?
+  trap - EXIT
+  case $code in 0 | 64 | 130) exit "$code" ;; esac
+  if [ "$DRY_RUN" = 0 ] && ! logged_in; then
+    printf 'You are not logged in to %s, or the login has expired: %s, then run this again.\n' azure 'az login' >&2
+    exit 64
+  fi
+  exit "$code"
+}
+
+logged_in() {
+  az account get-access-token --query expiresOn >/dev/null 2>&1
+}
+
+trap finish EXIT
 cd "$(dirname "$0")"
 # Fails unless the quota $1 has the $2 units that the run needs. The other words are a command that prints its limit.
 enough() {
@@ -76,7 +126,7 @@ budget() {
 case ${1:-} in
   quota | budget) "$@" ;;
   *)
-    printf 'usage: %s %s\n' "$0" 'quota | budget' >&2
+    printf 'usage: %s [--dry-run] [--yes] %s\n' "$0" 'quota | budget' >&2
     exit 64
     ;;
 esac

@@ -3,14 +3,27 @@
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
 # hand are kept unless --force is given.
 set -euo pipefail
+shopt -s inherit_errexit 2>/dev/null || true
 
 RESOURCE_GROUP=${RESOURCE_GROUP:-embark}
 CLUSTER=${CLUSTER:-embark}
 LOCATION=${LOCATION:-eastus}
 STORAGE_ACCOUNT=${STORAGE_ACCOUNT:-embarkexample}
-# 1,024 GiB of Azure NetApp Files, Ultra read 0.1 GB/s. More is faster.
-CAPACITY_GIB=${CAPACITY_GIB:-1024}
+# 19,456 GiB of Azure NetApp Files, Ultra read 2.6 GB/s and cost 10.47 USD an hour. More is faster.
+CAPACITY_GIB=${CAPACITY_GIB:-19456}
 DRY_RUN=${DRY_RUN:-0}
+YES=${YES:-0}
+KEEP=${KEEP:-0}
+for word in "$@"; do
+  shift
+  case $word in
+    --dry-run) DRY_RUN=1 ;;
+    --yes) YES=1 ;;
+    --keep) KEEP=1 ;;
+    *) set -- "$@" "$word" ;;
+  esac
+done
+export DRY_RUN YES
 
 # Prints a command, and runs it unless DRY_RUN is 1.
 run() {
@@ -21,6 +34,43 @@ run() {
   "$@"
 }
 
+# Asks a question unless --yes or --dry-run is given, or another one was answered with yes.
+confirm() {
+  local answer=
+  if [ "$YES" = 1 ] || [ "$DRY_RUN" = 1 ]; then return 0; fi
+  read -r -p "$1 [y/N] " answer || true
+  case $answer in
+    y | Y | yes) YES=1 ;;
+    *)
+      printf 'nothing was changed; --yes answers yes\n' >&2
+      exit 130
+      ;;
+  esac
+}
+
+# Shows what machines cost, always, and asks whether to start them.
+pay() {
+  printf '%s\n' "$1" >&2
+  confirm 'Continue?'
+}
+
+# Ends the script. A login that has expired looks like many other failures, so it is checked then.
+finish() {
+  local code=$?
+  trap - EXIT
+  case $code in 0 | 64 | 130) exit "$code" ;; esac
+  if [ "$DRY_RUN" = 0 ] && ! logged_in; then
+    printf 'You are not logged in to %s, or the login has expired: %s, then run this again.\n' azure 'az login' >&2
+    exit 64
+  fi
+  exit "$code"
+}
+
+logged_in() {
+  az account get-access-token --query expiresOn >/dev/null 2>&1
+}
+
+trap finish EXIT
 cd "$(dirname "$0")"
 # Asks az for one value, and stops where there is none. A dry run has only a name for it.
 value() {
@@ -58,13 +108,19 @@ buckets() {
     --storage-account "$STORAGE_ACCOUNT" \
     --resource-group "$RESOURCE_GROUP" \
     --name embark-example
-  # Lets you upload data: owning the account does not imply that.
-  USER_ID="$(value 'you' az ad signed-in-user show --query id)"
+  # Lets you upload data: owning the account does not imply that. A pipeline is logged in as a service principal.
+  USER_TYPE=User
+  if [ "$DRY_RUN" = 0 ] && [ "$(az account show --query user.type --output tsv)" = servicePrincipal ]; then
+    USER_TYPE=ServicePrincipal
+    USER_ID="$(value 'you' az ad sp show --id "$(az account show --query user.name --output tsv)" --query id)"
+  else
+    USER_ID="$(value 'you' az ad signed-in-user show --query id)"
+  fi
   ACCOUNT="$(value 'the storage account' az storage account show --name "$STORAGE_ACCOUNT" --query id)"
   run az role assignment create \
     --role 'Storage Blob Data Contributor' \
     --assignee-object-id "$USER_ID" \
-    --assignee-principal-type User \
+    --assignee-principal-type "$USER_TYPE" \
     --scope "$ACCOUNT"
 }
 
@@ -146,7 +202,12 @@ delete() {
   fi
   if [ "$DRY_RUN" = 1 ] || az aks show --resource-group "$RESOURCE_GROUP" --name "$CLUSTER" >/dev/null 2>&1; then
     find_network
-    run az network vnet subnet delete --resource-group "$NODE_GROUP" --vnet-name "$VNET" --name embark-storage
+    # Azure takes minutes to notice that the file system is gone; until then the subnet is in use.
+    for try in $(seq 20); do
+      if run az network vnet subnet delete --resource-group "$NODE_GROUP" --vnet-name "$VNET" --name embark-storage; then break; fi
+      if [ "$try" = 20 ]; then exit 70; fi
+      sleep 30
+    done
   fi
 }
 
@@ -160,7 +221,7 @@ set -- "${1:-all}"
 case ${1:-} in
   all | buckets | volume | delete) "$@" ;;
   *)
-    printf 'usage: %s %s\n' "$0" '[all | buckets | volume | delete]' >&2
+    printf 'usage: %s [--dry-run] [--yes] %s\n' "$0" '[all | buckets | volume | delete]' >&2
     exit 64
     ;;
 esac

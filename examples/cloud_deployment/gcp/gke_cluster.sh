@@ -4,6 +4,7 @@
 # Written by `embark render`. Change the spec and run it again: --diff shows what would change; files edited by
 # hand are kept unless --force is given.
 set -euo pipefail
+shopt -s inherit_errexit 2>/dev/null || true
 
 : "${PROJECT:?the id of your Google Cloud project}"
 CLUSTER=${CLUSTER:-embark}
@@ -12,6 +13,18 @@ REGION=${REGION:-us-central1}
 ZONE=${ZONE:-us-central1-a}
 
 DRY_RUN=${DRY_RUN:-0}
+YES=${YES:-0}
+KEEP=${KEEP:-0}
+for word in "$@"; do
+  shift
+  case $word in
+    --dry-run) DRY_RUN=1 ;;
+    --yes) YES=1 ;;
+    --keep) KEEP=1 ;;
+    *) set -- "$@" "$word" ;;
+  esac
+done
+export DRY_RUN YES
 
 # Prints a command, and runs it unless DRY_RUN is 1.
 run() {
@@ -22,6 +35,43 @@ run() {
   "$@"
 }
 
+# Asks a question unless --yes or --dry-run is given, or another one was answered with yes.
+confirm() {
+  local answer=
+  if [ "$YES" = 1 ] || [ "$DRY_RUN" = 1 ]; then return 0; fi
+  read -r -p "$1 [y/N] " answer || true
+  case $answer in
+    y | Y | yes) YES=1 ;;
+    *)
+      printf 'nothing was changed; --yes answers yes\n' >&2
+      exit 130
+      ;;
+  esac
+}
+
+# Shows what machines cost, always, and asks whether to start them.
+pay() {
+  printf '%s\n' "$1" >&2
+  confirm 'Continue?'
+}
+
+# Ends the script. A login that has expired looks like many other failures, so it is checked then.
+finish() {
+  local code=$?
+  trap - EXIT
+  case $code in 0 | 64 | 130) exit "$code" ;; esac
+  if [ "$DRY_RUN" = 0 ] && ! logged_in; then
+    printf 'You are not logged in to %s, or the login has expired: %s, then run this again.\n' gcp 'gcloud auth login' >&2
+    exit 64
+  fi
+  exit "$code"
+}
+
+logged_in() {
+  gcloud auth print-access-token >/dev/null 2>&1
+}
+
+trap finish EXIT
 cd "$(dirname "$0")"
 # Whether a resource exists, by the words of its `describe` command; with DRY_RUN=1 none does.
 exists() {
@@ -32,7 +82,10 @@ exists() {
 up() {
   run gcloud services enable container.googleapis.com artifactregistry.googleapis.com iam.googleapis.com --project="$PROJECT"
   if ! exists container clusters describe "$CLUSTER" --location="$REGION"; then
-    # One zone: each zone of a regional pool would have the full node count.
+    pay 'The cluster: 0.37 USD an hour until it is deleted.'
+    # One zone: each zone of a regional pool would have the full node count. The machines have public addresses, through
+    # which they fetch images from any registry, and no firewall rule lets connections in: --enable-private-nodes needs a
+    # Cloud NAT, which is paid by the hour and the gigabyte.
     run gcloud container clusters create "$CLUSTER" \
       --location="$REGION" \
       --node-locations="$ZONE" \
@@ -42,7 +95,7 @@ up() {
       --enable-ip-alias \
       --enable-dataplane-v2 \
       --workload-pool="$PROJECT.svc.id.goog" \
-      --addons=GcsFuseCsiDriver,GcpFilestoreCsiDriver \
+      --addons=HttpLoadBalancing,HorizontalPodAutoscaling,GcePersistentDiskCsiDriver,GcsFuseCsiDriver,GcpFilestoreCsiDriver \
       --enable-image-streaming \
       --enable-managed-prometheus \
       --monitoring=SYSTEM,DCGM \
@@ -69,10 +122,16 @@ roles() {
     --member="$pods" \
     --role=roles/storage.objectUser \
     --project="$PROJECT"
+  # Servers read, and no more.
+  run gcloud storage buckets add-iam-policy-binding gs://embark-example \
+    --member="principal://iam.googleapis.com/$pool/subject/ns/"embark/sa/embark-serve \
+    --role=roles/storage.objectViewer \
+    --project="$PROJECT"
 }
 
 # Adds the GPU machines' node pool. The autoscaler starts them when the job's pods wait for them.
 machines() {
+  pay '2 x a2-highgpu-8g on demand in us-central1: 58.77 USD an hour by the catalog (2026-08-22).'
   if ! exists container node-pools describe a2-highgpu-8g --cluster="$CLUSTER" --location="$REGION"; then
     run gcloud container node-pools create a2-highgpu-8g \
       --cluster="$CLUSTER" \
@@ -122,7 +181,7 @@ if [ "$#" = 0 ]; then set -- up; fi
 case ${1:-} in
   up | machines | stop | delete) "$@" ;;
   *)
-    printf 'usage: %s %s\n' "$0" '[up | machines | stop | delete]' >&2
+    printf 'usage: %s [--dry-run] [--yes] %s\n' "$0" '[up | machines | stop | delete]' >&2
     exit 64
     ;;
 esac

@@ -26,6 +26,7 @@ from embark.catalog.machine import (
     Price,
     Quota,
     Reserve,
+    Support,
     Volume,
     Zones,
 )
@@ -37,7 +38,7 @@ OPTIONAL_PRICE_COLUMNS = ("block_usd_per_hour",)
 PRICE_COLUMNS = (*(field.name for field in fields(Price) if field.name not in ("origin", *OPTIONAL_PRICE_COLUMNS)),
                  *ORIGIN_COLUMNS)
 KINDS = {"sources": Citation, "gpus": Gpu, "fabrics": Fabric, "quotas": Quota, "reserves": Reserve, "volumes": Volume,
-         "zones": Zones}
+         "zones": Zones, "support": Support}
 """Rows of the TOML files."""
 FURTHER = "further cells"
 
@@ -96,7 +97,7 @@ def read_catalog(folder: Path) -> Catalog:
                      for _, row in read_csv(folder / "interruptions.csv")[1]}
     prices = read_prices(folder / "prices.csv", {**machines, **cpu_machines})
     return Catalog(machines, tables["gpus"], tables["fabrics"], tables["quotas"], tables["volumes"], tables["sources"],
-                   prices, interruptions, tables["zones"], cpu_machines)
+                   prices, interruptions, tables["zones"], cpu_machines, tables["support"])
 
 
 def build(kind: Any, row: Mapping[str, Any]) -> Any:

@@ -1,6 +1,8 @@
 """What the clouds offer, as values. `None`, or an empty text, stands for what is not known. The annotations are the
 rules by which `load` checks each field of a file."""
 
+import datetime
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,7 +14,9 @@ from embark.errors import UserError, did_you_mean, near_names
 
 Cloud = Literal["aws", "azure", "gcp"]
 CLOUDS: tuple[Cloud, ...] = get_args(Cloud)
+AnyCloud = Cloud | Literal[""]  # Empty: of a cluster that is described, in a cloud that the catalog does not know.
 SaleMode = Literal["on-demand", "spot", "block", "flex-start", "reserved"]
+WARNING_DAYS = 60  # Days before the end of support from which it is worth a warning.
 NUM_NEAR = 3  # Names that an error suggests, at most.
 DATE = re.compile(r"\d{4}-(0[1-9]|1[0-2])(-(0[1-9]|[12]\d|3[01]))?")
 
@@ -86,7 +90,7 @@ class Fabric:
 
     name: Text
     title: Text
-    cloud: Cloud
+    cloud: AnyCloud
     transport: Text
     kubernetes_resource: str = ""  # Name of the resource in a pod's limits; empty if it needs none.
     kubernetes_also: Words = ()
@@ -117,7 +121,7 @@ class Quota:
 class Reserve:
     """The memory and processors that a cloud's Kubernetes node reserves for itself."""
 
-    cloud: Cloud
+    cloud: AnyCloud
     memory_steps: Steps = ()  # Pairs of a size in GiB and the share that is reserved up to it.
     memory_mib: Positive
     vcpu_steps: Steps = ()
@@ -139,7 +143,7 @@ class Machine:
 
     name: Text
     also: Words = ()  # Other names of the machine.
-    cloud: Cloud
+    cloud: AnyCloud
     machine_type: str = ""  # The cloud's name for the host, if it differs from `name`.
     gpu: Gpu
     num_gpus: Count
@@ -275,7 +279,8 @@ class Volume:
     cloud: Cloud
     kind: Literal["object", "file"]
     mbyte_per_s_per_tib: Known = None  # Reads, in 10^6 bytes; an object store has no such figure.
-    min_tib: Known = None
+    min_gib: Known = None
+    step_gib: Known = None
     max_tib: Known = None
     limit_gbit_per_s: Known = None
     limit_scope: str = ""
@@ -283,6 +288,18 @@ class Volume:
     price_region: str = ""
     origin: Origin
     price_origin: Origin  # The price's own origin: speed and size are often on another page.
+
+    @property
+    def min_tib(self) -> float:
+        return (self.min_gib or 0.0) / 1024
+
+    def bought_gib(self, tib: float) -> int:
+        """Return the size that is sold with at least so many TiB, or the largest."""
+        least_gib = min(tib, self.max_tib or tib) * 1024
+        if self.min_gib is not None and least_gib <= self.min_gib:
+            return round(self.min_gib)
+        step_gib = self.step_gib or 1.0
+        return round(math.ceil(least_gib / step_gib - 1e-9) * step_gib)
 
     def gbyte_per_s(self, tib: float) -> float | None:
         """Read speed of so many TiB of it, in 10^9 bytes a second."""
@@ -292,6 +309,32 @@ class Volume:
 
     def usd_per_month(self, tib: float) -> float | None:
         return None if self.usd_per_gib_month is None else tib * 1024 * self.usd_per_gib_month
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """The end of a version's support."""
+
+    name: Text  # The product and its minor version, such as `eks-1.35`.
+    title: Text
+    ends: datetime.date | None = None  # None: its project announces none.
+    refused: datetime.date | None = None  # The cloud creates nothing of it after this day; None: it does.
+    then: Text  # What happens after the end.
+    version: Text = ""  # The complete version that rendered files name; empty: none does.
+    named: Text = ""  # Commands and images have this text before the version.
+    kubernetes: Text = ""  # The newest Kubernetes that its project supports it on, where the project says so.
+    origin: Origin
+
+    def is_refused(self, today: datetime.date) -> bool:
+        return self.refused is not None and today > self.refused
+
+    def notice(self, today: datetime.date) -> str:
+        """Return a sentence on an end that has come or is near; empty if it is far away."""
+        if self.ends is None or (num_days := (self.ends - today).days) > WARNING_DAYS:
+            return ""
+        ends = f"is supported until {self.ends}, {num_days} days from now" if num_days >= 0 else \
+            f"is out of support since {self.ends}"
+        return f"{self.title} {ends}: then {self.then}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,6 +360,13 @@ class Catalog:
     """Keyed by cloud, machine and region; an empty text is any."""
     zones: Mapping[str, Zones]
     cpu_machines: Mapping[str, CpuMachine]  # They run no training, so that only serving asks for them.
+    support: Mapping[str, Support]
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """The versions that rendered files name, by product: `eks`, `gpu_operator`."""
+        return {name.rpartition("-")[0].replace("-", "_"): one.version for name, one in self.support.items()
+                if one.version}
 
     def zones_of(self, machine: Machine | CpuMachine) -> Zones | None:
         """Return the zones that sell a machine; None if the catalog does not know: every zone of a region may have
@@ -333,12 +383,14 @@ class Catalog:
         return [*self.machines, *self.cpu_machines]
 
     def interruptions(self, machine: Machine, region: str) -> Interruption:
-        """Return the most specific rate: of the machine in the region, of the machine, or of its cloud."""
+        """Return the most specific rate: of the machine in the region, of the machine, or of its cloud; the highest of
+        all clouds for a machine of none."""
         rows, cloud = self.spot_interruptions, machine.cloud
         for key in ((cloud, machine.name, region), (cloud, machine.name, "")):
             if key in rows:
                 return rows[key]
-        return rows[cloud, "", ""]
+        of_clouds = [row for (name, *others), row in rows.items() if name == (cloud or name) and not any(others)]
+        return max(of_clouds, key=lambda row: row.per_hour)
 
     def urls(self, source: str) -> list[str]:
         """Return the pages behind a row's `source`."""
@@ -354,10 +406,29 @@ def find_machine(catalog: Catalog, name: str) -> Machine:
     raise UserError(f"{name!r}: no such machine", fix=_near_machines(catalog, wanted))
 
 
+_DESCRIBED = re.compile(r"([1-9][0-9]?)x(?P<gpu>\S+)", re.IGNORECASE)
+
+
+def describe_machine(catalog: Catalog, name: str, cloud: AnyCloud = "") -> Machine | None:
+    """Return the machine that a name such as `8xH100` describes by its accelerators; None if it is no such name."""
+    described = _DESCRIBED.fullmatch(name.strip())
+    gpu = next((gpu for gpu in catalog.gpus.values() if described and gpu.kind == "gpu"
+                and gpu.name.lower() == described["gpu"].lower()), None)
+    if described is None or gpu is None:
+        return None
+    num_gpus = int(described[1])
+    return Machine(
+        name=f"{num_gpus}x{gpu.name}", cloud=cloud, gpu=gpu, num_gpus=num_gpus, num_hosts=1,
+        link="" if num_gpus == 1 else "nvlink" if gpu.nvlink_gbyte_per_s else "pcie", origin=gpu.origin,
+        fabric=Fabric(name="ethernet", title="Ethernet", cloud=cloud, transport="tcp", origin=gpu.origin),
+        reserve=Reserve(cloud=cloud, memory_mib=1024, origin=gpu.origin))
+
+
 def _near_machines(catalog: Catalog, wanted: str) -> str:
     by_name = {known.lower(): m.name for m in catalog.machines.values() for known in (m.name, *m.also)}
     names = dict.fromkeys(by_name[name] for name in near_names(wanted, by_name, 4 * NUM_NEAR))
-    return did_you_mean(list(names)[:NUM_NEAR]) or "embark catalog list shows them all"
+    return did_you_mean(list(names)[:NUM_NEAR]) or (
+        "embark catalog list shows them all; 8xH100 describes one of an existing cluster by its accelerators")
 
 
 def _kept(amount: float, steps: tuple[tuple[float, float], ...]) -> float:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from embark.catalog.load import load_catalog
-from embark.catalog.machine import Catalog, CpuMachine, Machine, Origin, Price, find_machine
+from embark.catalog.machine import Catalog, CpuMachine, Machine, Origin, Price, describe_machine, find_machine
 from embark.catalog.regions import default_region, is_sold_in, region_of
 from embark.errors import EmbarkError, Mistake, SpecError, UserError
 from embark.formatting import format_usd, to_one_line
@@ -36,8 +36,9 @@ GRACES: dict[str, tuple[float, str]] = {
     "kubernetes": (30, "Kubernetes 1.36 API, PodSpec.terminationGracePeriodSeconds: the default, 2026-11"),
 }
 """Seconds, and the source."""
-POD_GRACE_S = {"aws": GRACES["aws"][0], "azure": GRACES["azure"][0], "gcp": GRACES["gke-spot"][0]}
-"""The grace period of each cloud for a pod on a spot machine that asks for all it can get."""
+POD_GRACE_S = {"aws": GRACES["aws"][0], "azure": GRACES["azure"][0], "gcp": GRACES["gke-spot"][0],
+               "": GRACES["kubernetes"][0]}
+"""The grace period of each cloud for a pod on a spot machine that asks for all it can get; empty: of no known cloud."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +94,21 @@ def price_of_run(spec: RunSpec | None, start: Mapping[str, Any]) -> RunPrice:
 
 
 def machine_of_place(catalog: Catalog, place: PlaceSpec) -> Machine | None:
-    """Return the machine that `[place]` names, or its cloud's usual one; None if it names neither."""
+    """Return the machine that `[place]` names or describes, or its cloud's usual one; None if it names neither."""
     name = place.machine or DEFAULT_MACHINES.get(place.cloud, "")
+    if (described := describe_machine(catalog, name, place.cloud)) is not None:
+        return described
     try:
         return find_machine(catalog, name) if name else None
     except UserError as error:
         raise SpecError([Mistake("", "place.machine", name, "the catalog has no such machine", error.fix)]) from error
+
+
+def purchase_of(place: PlaceSpec) -> Purchase:
+    """Return how a spec's machines are paid for."""
+    if place.spot:
+        return "spot"
+    return "block" if place.capacity == "block" else "on_demand"
 
 
 def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | None:
@@ -111,7 +121,7 @@ def price_spec(spec: RunSpec, catalog: Catalog | None = None) -> SpecPrice | Non
     machine = machine_of_place(catalog, place)
     if machine is None:
         return None
-    purchase: Purchase = "spot" if place.spot else "on_demand"
+    purchase = purchase_of(place)
     if region := region_of(machine.cloud, place):
         price = catalog.prices.get((machine.name, region))
     else:

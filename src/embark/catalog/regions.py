@@ -24,7 +24,7 @@ FIRST_ZONES = {"us-east1": "b", "europe-west1": "b"}  # Google's regions without
 
 def region_of(cloud: str, place: PlaceSpec) -> str:
     """Return the region that a spec names, by itself or by its zone; empty if it names neither."""
-    zone = _ZONES[cloud].fullmatch(place.zone)
+    zone = _ZONES[cloud].fullmatch(place.zone) if cloud else None
     return place.region or (zone["region"] if zone else "")
 
 
@@ -37,7 +37,7 @@ def is_sold_in(catalog: Catalog, machine: Machine | CpuMachine, region: str) -> 
 def default_region(catalog: Catalog, machine: Machine) -> str:
     """Return the region of a machine without a known price."""
     sold = catalog.zones_of(machine)
-    return DEFAULT_REGIONS[machine.cloud] if sold is None else _region(sold.zones[0])
+    return DEFAULT_REGIONS.get(machine.cloud, "") if sold is None else _region(sold.zones[0])
 
 
 def default_zone(catalog: Catalog, machine: Machine, region: str) -> str:
@@ -52,6 +52,8 @@ def default_zone(catalog: Catalog, machine: Machine, region: str) -> str:
 def place_mistakes(catalog: Catalog, machine: Machine, place: PlaceSpec) -> Iterator[Mistake]:
     """Yield a mistake if the zone does not exist, is in another region or does not sell the machine, or if the region
     does not sell it."""
+    if not machine.cloud:  # nothing is known of its regions
+        return
     zone = _ZONES[machine.cloud].fullmatch(place.zone)
     sold = catalog.zones_of(machine)
     if place.zone and zone is None:

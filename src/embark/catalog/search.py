@@ -73,7 +73,7 @@ def list_volumes(catalog: Catalog, tib: float = 0.0) -> list[VolumeOffer]:
     if not (tib >= 0 and math.isfinite(tib)):
         raise UserError("--tib must not be negative", fix="--tib 1.2")
     return [VolumeOffer(volume, volume.gbyte_per_s(tib), volume.usd_per_month(tib))
-            if tib and (volume.min_tib or 0) <= tib <= (volume.max_tib or tib) else VolumeOffer(volume)
+            if tib and volume.min_tib <= tib <= (volume.max_tib or tib) else VolumeOffer(volume)
             for volume in catalog.volumes.values()]
 
 

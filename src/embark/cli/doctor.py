@@ -27,7 +27,7 @@ def doctor(
     spec
         With --cloud: the spec whose machines, region and bucket are checked.
     cloud
-        Instead, check the cloud account: identity, quotas, machine availability, budgets, the bucket.
+        Instead, check the cloud account, or the existing cluster or the Slurm that the spec names.
     machine
         With --cloud: a machine from embark catalog list, if no spec names one.
     """
@@ -35,11 +35,18 @@ def doctor(
         if spec or machine or set_:
             raise UserError("a spec, --machine and --set need --cloud", fix="embark doctor --cloud SPEC")
         return _show(console, check_host(Host(run_dir=Path("runs"))), "this machine")
-    from embark.doctor.account import check_account, need_of
+    from embark.doctor.account import check_account, check_slurm, need_of
     from embark.launch.shell import Shell
 
     sets = [*([f"place.machine={machine}"] if machine else []), *set_]
-    need = need_of(load_spec(spec or "quickstart", sets))
+    loaded = load_spec(spec or "quickstart", sets)
+    if loaded.place.is_existing:
+        from embark.doctor.cluster import check_cluster
+
+        return _show(console, check_cluster(loaded, Shell()), f"the cluster for {loaded.name}")
+    if loaded.place.target == "slurm":
+        return _show(console, check_slurm(loaded, Shell()), f"the cluster for {loaded.name}")
+    need = need_of(loaded)
     console.text(f"{need}: {need.num_units} {need.unit}")
     return _show(console, check_account(need, Shell()), str(need))
 

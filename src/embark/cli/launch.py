@@ -23,7 +23,7 @@ def launch(
     spec: Spec, /, *, set_: Settings = (), yes: Flag = False, dry_run: Flag = False, supervise: Flag = False,
     budget: float | None = None, context: str = "", accept_change: Accepted = (), console: Console = Console(),
 ) -> int:
-    """Launch a run where its spec says: here, Kubernetes, Ray, Vertex AI, plain VMs or TPU VMs.
+    """Launch a run where its spec says: here, Kubernetes, Ray, Slurm, Vertex AI, VMs or TPU VMs.
 
     Shows verdict and price, and asks for confirmation before it spends.
 
@@ -56,6 +56,11 @@ def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, con
     """Show verdict and price, ask for confirmation, and launch. A run that costs nothing needs no confirmation."""
     shell = DryRunShell(lambda line: None if console.json else console.raw(f"{line}\n")) if dry_run else Shell()
     prepared = prepare_launch(spec, shell, console.warning, context=context)
+    return submit_prepared(console, prepared, shell, yes=yes, is_supervised=is_supervised)
+
+
+def submit_prepared(console: Console, prepared: PreparedLaunch, shell: Shell, *, yes: bool,
+                    is_supervised: bool = False) -> int:
     if prepared.estimate is not None:
         console.text(prepared.estimate.verdict)
         console.text(prepared.estimate.price, style="bold")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from embark.catalog import find_machine, load_catalog
+from embark.catalog import load_catalog, machine_of_place
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase
 from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import ExitCode, UserError
@@ -19,7 +19,7 @@ from embark.plan.cost import Bill
 from embark.plan.plan import CatalogPlan, MachinePlan, PlanRequest
 from embark.plan.plan import plan as make_plan
 from embark.plan.prediction import GIB, MemoryUse, Prediction, StepTime
-from embark.plan.storage import StorageNeed, StorageOffer
+from embark.plan.storage import StorageNeed, StorageOffer, copy_s
 from embark.plan.survey import Estimate, Survey, pareto_front
 from embark.plan.workload import Workload
 from embark.spec import RunSpec, load_spec
@@ -148,7 +148,8 @@ def _render_here(console: Console, found: LocalPlan) -> None:
 def _torchrec_planner(spec: RunSpec) -> Planner:
     from embark.stack.versions import require_stack
 
-    if find_machine(load_catalog(), spec.place.machine).gpu.kind == "tpu":
+    machine = machine_of_place(load_catalog(), spec.place)
+    if machine is not None and machine.gpu.kind == "tpu":
         raise UserError("--exact uses TorchRec's planner, and TorchRec does not run on a TPU", fix="leave --exact out")
     require_stack()
     from embark.trainers.torch.sharding import offline_plan
@@ -240,7 +241,7 @@ def _render_estimate(console: Console, found: MachinePlan) -> None:
     console.text(f"set store.hours_between_failures = {hours:{'.0f' if hours >= 100 else '.4g'}} to plan with the same "
                  "failure rate", style="dim")
     if estimate.need is not None:
-        _render_storage(console, estimate.need, estimate.offers)
+        _render_storage(console, estimate.need, estimate.offers, estimate.volume)
 
 
 def _render_memory(console: Console, memory: MemoryUse, whose: str) -> None:
@@ -291,7 +292,9 @@ def _render_time(console: Console, bill: Bill, workload: Workload) -> None:
                  f"({workload.source}); {bill.failures.why}", style="dim")
 
 
-def _render_storage(console: Console, need: StorageNeed, offers: Sequence[StorageOffer]) -> None:
+def _render_storage(
+    console: Console, need: StorageNeed, offers: Sequence[StorageOffer], volume: StorageOffer | None
+) -> None:
     reads = "no reads"
     if need.data_bytes:
         reads = (f"{need.file_gbyte_per_s:,.2f} GB/s of reads from a file system, or {need.object_gbyte_per_s:,.2f} "
@@ -301,6 +304,13 @@ def _render_storage(console: Console, need: StorageNeed, offers: Sequence[Storag
     console.text(f"\nstorage: {reads}; {need.write_gbyte_per_s:,.2f} GB/s of writes to end a save before the next"
                  f"{grace}; {format_bytes(need.data_bytes + need.kept_bytes)} in all")
     console.text(need.reads_why, style="dim")
+    if volume is not None:
+        speed = "" if volume.gbyte_per_s is None else f", {volume.gbyte_per_s:,.2f} GB/s to these machines"
+        seconds = copy_s(need, volume)
+        copied = f"; filling it takes about {format_duration(seconds)} before the machines start" if seconds else ""
+        why = f"; {volume.why}" if volume.why else ""
+        console.text(f"place.volume: storage.sh buys {volume.tib * 1024:,.0f} GiB of {volume.volume.title}{speed}, "
+                     f"{format_usd(volume.usd_per_month)} a month{copied}{why}")
     console.table([{"volume": o.volume.name, "TiB": round(o.tib, 2), "GB/s": o.gbyte_per_s,
                     "$ a month": format_usd(o.usd_per_month), "enough": o.is_enough, "": o.why or " "}
                    for o in offers[:MOST_OFFERS]])

@@ -54,7 +54,7 @@ def rehearse(
     artifact
         For a server: the exported model to serve in place of the manifest's, such as runs/RUN/export.
     account
-        Instead, run the rendered scripts, from an empty account to the job and back, against a stand-in of the cloud.
+        Instead, run the scripts of a spec or of a folder, from an empty account and back, in a stand-in of the cloud.
     """
     if account:
         return _rehearse_account(spec, set_, console)
@@ -117,7 +117,8 @@ def _rehearse_account(spec: str, settings: Settings, console: Console) -> int:
         elif result.paid:
             console.result(f"FAILED: still charged at the end: {', '.join(result.paid)}")
         else:
-            console.result(f"rehearsed: from an empty account to a trained model and back, {hours}; nothing is left "
+            made = "served" if result.target in ("serve", "follow") else "trained"
+            console.result(f"rehearsed: from an empty account to a {made} model and back, {hours}; nothing is left "
                            "that costs money")
         console.text("Not modelled:")
         for line in result.not_modelled:

@@ -33,7 +33,7 @@ def render(
     Parameters
     ----------
     target
-        job, jobset, trainjob, pytorchjob, ray, torchx, vertex, vm, tpu-vm, follow, serve or kserve.
+        job, jobset, trainjob, pytorchjob, ray, torchx, slurm, vertex, vm, tpu-vm, follow, serve or kserve.
     out
         The folder to write into. By default the spec's own if it was rendered from this spec, else deploy/NAME.
     diff

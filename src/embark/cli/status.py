@@ -43,7 +43,7 @@ def logs(
     Parameters
     ----------
     follow
-        Print new lines until the run ends. Exit code 1 if it fails.
+        Print new lines until the run ends, and what it waits for. Exit code 1 if it fails.
     """
     record = find_run(run)
     backend = backend_of(record.handle, Shell(), console.warning)

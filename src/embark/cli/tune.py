@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Settings, Spec
+from embark.cli.console import Console, Flag, Settings, Spec
+from embark.errors import ExitCode, UserError
 from embark.events.metrics import metric as find_metric
 from embark.formatting import format_duration, format_float, format_usd, pluralize
 
 if TYPE_CHECKING:
     from embark.events import Event
-    from embark.tuning.tune import TuneResult
+    from embark.spec import RunSpec
+    from embark.tuning.tune import TuneRequest, TuneResult
 
 Optional = Parameter(show_default=False)
-ENDS = {"trials": "all trials are done", "minutes": "the minutes are spent", "usd": "the dollars are spent"}
+ENDS = {"trials": "all trials are done", "minutes": "the minutes are spent", "usd": "the dollars are spent",
+        "": "other workers train the last ones"}
 
 
 def tune(
@@ -24,8 +28,8 @@ def tune(
     metric: Annotated[Literal["auc", "log_loss", "normalized_entropy", "recall_at_k", "ndcg_at_k", "hit_at_k"] | None,
                       Optional] = None,
     search: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (), set_: Settings = (),
-    console: Console = Console(),
-) -> None:
+    workers: Annotated[int | None, Optional] = None, yes: Flag = False, console: Console = Console(),
+) -> int:
     """Search the settings that train a spec best, by Optuna; bad trials stop early.
 
     Each trial is a run in ./runs/NAME-tune, where the best becomes best.toml. A stopped search resumes.
@@ -42,18 +46,45 @@ def tune(
         The held-out metric to improve; by default the AUC, of two towers Recall@K.
     search
         Search only these fields: train.learning_rate=0.001..0.1 or train.batch_size=256,512. Repeatable.
+    workers
+        On Slurm: submit an array of so many jobs, which share the trials. embark status NAME-tune follows it.
+    yes
+        With --workers: do not ask for confirmation.
     """
     from embark.spec import load_spec
     from embark.spec.train import measured_metrics
-    from embark.tuning.tune import TuneRequest
+    from embark.tuning.tune import Search, TuneRequest
     from embark.tuning.tune import tune as search_settings
 
     loaded = load_spec(spec, set_)
     request = TuneRequest(trials=trials, minutes=minutes, search=search,
-                          metric=metric or measured_metrics(loaded.model)[0])
+                          metric=metric or measured_metrics(loaded.model)[0], workers=1 if workers is None else workers)
+    if workers is not None and "SLURM_ARRAY_TASK_ID" not in os.environ:
+        if loaded.place.target != "slurm":
+            raise UserError(f'--workers {workers}: place.target is "{loaded.place.target}", and only Slurm has arrays',
+                            fix='leave --workers out, or set place.target = "slurm"')
+        place = loaded.place.model_copy(update={"budget_usd": None})  # the jobs know their price
+        Search(loaded.model_copy(update={"place": place}), request, ())
+        return _submit(console, loaded, request, yes)
     with console.stages() as show:
         result = search_settings(loaded, request, [TuneView(console, show, str(request.metric))])
     console.show(result, _render)
+    return ExitCode.DONE
+
+
+def _submit(console: Console, spec: RunSpec, request: TuneRequest, yes: bool) -> int:
+    """Submit the search as an array, whose jobs are given the same request."""
+    from embark.cli.launch import submit_prepared
+    from embark.launch.launching import prepare_search
+    from embark.launch.shell import Shell
+    from embark.render.targets.slurm import Search
+
+    given = {"trials": request.trials, "metric": request.metric, "workers": request.workers, "minutes": request.minutes}
+    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    options += [f"--search={one}" for one in request.search]
+    shell = Shell()
+    prepared = prepare_search(Search(spec, tuple(options), request.workers), shell, console.warning)
+    return submit_prepared(console, prepared, shell, yes=yes)
 
 
 class TuneView:

@@ -10,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
 
 from embark.data import LOOK, open_source, resolve_from_data
+from embark.data.kept_maps import find_id_maps
 from embark.data.loader import Batch, SampleSource
 from embark.data.prepare.later_rows import PreparedWith
 from embark.data.prepared import Manifest
@@ -43,8 +44,11 @@ class EvaluationRows:
 
 
 @contextmanager
-def open_rows(spec: RunSpec, fingerprint: str, data: str = "", split: str = "") -> Iterator[EvaluationRows]:
-    """Open the rows to evaluate. `spec` is the run's, and `fingerprint` its data's, as its checkpoint recorded it."""
+def open_rows(
+    spec: RunSpec, fingerprint: str, data: str = "", split: str = "", *, run_uri: str = "",
+) -> Iterator[EvaluationRows]:
+    """Open the rows to evaluate. `spec` is the run's, `fingerprint` its data's, as its checkpoint recorded it; id maps
+    that cannot be read where they were are those that the run at `run_uri` keeps."""
     if split and split not in get_args(SplitName):
         raise UserError(f"--split {split}: no such split", fix=f"one of: {', '.join(get_args(SplitName))}")
     if not data:
@@ -52,7 +56,7 @@ def open_rows(spec: RunSpec, fingerprint: str, data: str = "", split: str = "") 
         return
     manifest = _manifest_at(data)
     if manifest is not None:
-        note = _check_id_maps(spec, fingerprint, data, manifest)
+        note = _check_id_maps(spec, fingerprint, data, manifest, run_uri)
         yield replace(_prepared(spec, data, split, is_custom=False), notes=(note,) if note else ())
         return
     if split:
@@ -67,7 +71,7 @@ def open_rows(spec: RunSpec, fingerprint: str, data: str = "", split: str = "") 
         yield _of_stream(spec, data)
         return
     with TemporaryDirectory(prefix="embark-evaluate-") as folder:
-        yield _raw(spec, fingerprint, data, Path(folder))
+        yield _raw(spec, fingerprint, data, Path(folder), run_uri)
 
 
 def _own(spec: RunSpec, fingerprint: str, split: str) -> EvaluationRows:
@@ -118,19 +122,18 @@ def _with_names(rows: EvaluationRows, path: str, manifest: Manifest) -> Evaluati
     return replace(rows, columns=columns, dense=manifest.layout.dense)
 
 
-def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path) -> EvaluationRows:
+def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path, run_uri: str) -> EvaluationRows:
     from embark.data.prepare.later_rows import write_later_rows
     from embark.data.prepared.parts import LocalParts
     from embark.data.prepared.source import PreparedSource
 
     before = None
     if spec.data.kind == "prepared":
-        manifest, why = find_manifest(spec.data.path, LOOK)
-        if manifest is None:
+        found = find_id_maps(run_uri, spec, fingerprint)
+        if found.manifest is None:
             raise DataError(f"{data}: raw rows need the id maps of the run's data, {spec.data.path}, which cannot be "
-                            f"read from here: {why}", fix="copy that data to this path, or run this where it is")
-        _refuse_other_data(spec, fingerprint, manifest.fingerprint())
-        before = PreparedWith.of(spec.data.path, manifest)
+                            f"read from here: {found.why}", fix=found.fix)
+        before = PreparedWith.of(found.path, found.manifest)
     if before is None:
         raise DataError(f"{data}: the run was trained on {spec.data.kind} ids, which raw rows do not have",
                         fix="evaluate it on prepared data that `embark data make` wrote, or on a split of its own")
@@ -143,7 +146,7 @@ def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path) -> Evaluation
     source = PreparedSource(manifest, spec.model.table_list(), opened.data,
                             LocalParts(folder, manifest.layout, manifest.block_rows), tasks=spec.model.tasks)
     notes = (f"skipped {bad.num_bad:,} unreadable rows, {bad.share:.4%} of all",) if bad.num_bad else ()
-    return _with_names(EvaluationRows(source, opened, data, "", notes=notes), spec.data.path, own)
+    return _with_names(EvaluationRows(source, opened, data, "", notes=notes), before.path, own)
 
 
 def _of_stream(spec: RunSpec, data: str) -> EvaluationRows:
@@ -161,17 +164,15 @@ def _manifest_at(path: str) -> Manifest | None:
     return find_manifest(path, LOOK)[0] if "://" in path or Path(path).is_dir() else None
 
 
-def _check_id_maps(spec: RunSpec, fingerprint: str, path: str, manifest: Manifest) -> str:
+def _check_id_maps(spec: RunSpec, fingerprint: str, path: str, manifest: Manifest, run_uri: str) -> str:
     """Refuse ids of other maps, which mean other values. Return a note if the run's own maps cannot be read."""
     own: Manifest | None = None
-    why = ""
     if spec.data.kind == "prepared":
-        own, why = find_manifest(spec.data.path, LOOK)
-        if own is not None and fingerprint and own.fingerprint() != fingerprint:
-            own, why = None, "it was changed or prepared again since"
+        found = find_id_maps(run_uri, spec, fingerprint)
+        own = found.manifest
         if own is None:
             return "" if manifest.fingerprint() == fingerprint else \
-                f"not verified that the ids of {path} are the run's: {spec.data.path} cannot be compared ({why})"
+                f"not verified that the ids of {path} are the run's: {spec.data.path} cannot be compared ({found.why})"
     maps = own.settings.get("id_maps") if own is not None else None
     continued = manifest.settings.get(EARLIER, {})
     if own is not None and continued.get("data") == own.fingerprint():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,8 @@ from embark.data import LOOK, open_source, resolve_from_data
 from embark.data.loader import Batch
 from embark.data.make import layout_of, rows_of
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepared import MANIFEST, Manifest, Part, PartWriter, Split
-from embark.data.prepared.cache import find_manifest
+from embark.data.prepared import MANIFEST, Layout, Manifest, Part, PartWriter, Split
+from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.errors import EmbarkError
 from embark.spec.run import RunSpec
 from embark.store import open_store, write_atomic
@@ -57,6 +58,7 @@ def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:
     widths = np.asarray([[table.multi_hot] for table in sample.spec.model.table_list()])
     is_ragged = any((batch.lengths != widths).any() for batch in sample.batches.values())
     layout = layout_of(sample.spec, is_ragged=is_ragged, max_rows=max_rows)
+    layout, settings = _with_preparation(sample.spec, layout)
     parts: dict[Split, tuple[Part, ...]] = {}
     for split, batch in sample.batches.items():
         per_feature = batch.lengths.sum(axis=1, dtype=np.int64)
@@ -66,8 +68,19 @@ def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:
                            sample.spec.model.tasks))
         parts[split] = tuple(writer.close())
     manifest = Manifest(layout, {"train": (), "validation": (), "test": (), **parts}, label=sample.spec.data.label,
-                        settings={"made": "sample"})
+                        settings=settings)
     write_atomic(out / MANIFEST, manifest.to_text())
+
+
+def _with_preparation(spec: RunSpec, layout: Layout) -> tuple[Layout, dict[str, Any]]:
+    """Return the layout and settings of a sample. If all ids of the data are hashes, raw rows get those of the smaller
+    tables, so that what is trained on the sample is exported with the columns of the data."""
+    if spec.data.kind == "prepared" and not spec.model.tasks:
+        manifest = read_manifest(spec.data.path)
+        if {one["how"] for one in manifest.settings.get("id_maps", {}).values()} == {"hash"}:
+            ids = {one.name: {"how": "hash", "rows": one.rows} for one in layout.id_features}
+            return replace(layout, dense=manifest.layout.dense), {**manifest.settings, "id_maps": ids}
+    return layout, {"made": "sample"}
 
 
 def _unreadable(spec: RunSpec) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from embark.catalog import Machine, find_machine, load_catalog
+from embark.catalog import Machine, load_catalog, machine_of_place
 from embark.diagnose.scan import Evidence, Listener, RuleMatch, rule_named
 from embark.diagnose.source import DiagnosedFile
 from embark.errors import UserError
@@ -315,6 +315,6 @@ def _seconds(found: re.Match[str] | None) -> float | None:
 def machine_of(spec: RunSpec) -> Machine | None:
     """Return the machine that the spec names; None if it names none, or one that the catalog does not have."""
     try:
-        return find_machine(load_catalog(), spec.place.machine) if spec.place.machine else None
+        return machine_of_place(load_catalog(), spec.place) if spec.place.machine else None
     except UserError:
         return None

@@ -20,6 +20,8 @@ from embark.catalog import Catalog, load_catalog, machine_of_place
 from embark.doctor.host import Check, check
 from embark.errors import EmbarkError, UserError
 from embark.formatting import format_usd, to_one_line
+from embark.launch.backend import LaunchRequest
+from embark.launch.backends.slurm import Slurm
 from embark.launch.shell import Shell
 from embark.render.job import Job, Location
 from embark.render.monitoring import CloudQuota, cloud_quotas, needed_units, quota_name, quota_of
@@ -109,6 +111,17 @@ def check_account(need: Need, shell: Shell) -> Iterator[Check]:
         yield from checks
         if (bucket := bucket_check(need.job.spec)) is not None:
             yield bucket
+
+
+def check_slurm(spec: RunSpec, shell: Shell) -> Iterator[Check]:
+    """Ask Slurm whether it would start the run: the partition, the account, so many nodes with so many GPUs."""
+    backend, expected = Slurm(shell, notify=lambda _: None), "a job that sbatch --test-only accepts"
+    try:
+        found = backend.check_cluster(LaunchRequest(spec, backend.handle_of(spec)))
+    except EmbarkError as error:
+        yield Check("Slurm", "wrong", error.what, expected, error.fix)
+        return
+    yield Check("Slurm", "ok", found, expected)
 
 
 def _ask_all(cli: CloudCli, need: Need) -> Iterator[Check]:

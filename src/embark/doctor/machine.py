@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from embark.catalog import load_catalog
-from embark.catalog.machine import Catalog
+from embark.catalog.machine import WARNING_DAYS, Catalog
 from embark.doctor.credentials import check_credentials
 from embark.doctor.gpus import check_driver, check_gpus, list_gpus, version_of
 from embark.doctor.host import GIB, Check, Host, Verdict, check, size_text
@@ -183,6 +183,16 @@ def check_prices(today: datetime.date, catalog: Catalog | None = None) -> Check:
                  bad="warning")
 
 
+def check_versions(today: datetime.date) -> Check:
+    """Check that the versions in rendered files are supported for some time."""
+    rendered = [one for one in load_catalog().support.values() if one.version]
+    notices = [notice for one in rendered if (notice := one.notice(today))]
+    ends, title = min((one.ends, one.title) for one in rendered if one.ends)
+    return check("versions", not notices, "; ".join(notices) or f"{title} is supported until {ends}",
+                 f"supported for {WARNING_DAYS} days", "a newer Embark names newer ones; embark render again",
+                 bad="warning")
+
+
 MIN_DISK_BYTES = 10 * GIB
 MAX_PROBE_BYTES = 256 << 20
 PROBE_S = 1.0  # Limit of writing.
@@ -265,6 +275,7 @@ def check_host(host: Host | None = None, today: datetime.date | None = None) -> 
         yield from check_disk(host)
         yield from check_credentials(host)
         yield check_prices(today or datetime.date.today())
+        yield check_versions(today or datetime.date.today())
         facts = probe.facts() if probe else Facts()
         yield from check_driver(host, facts.cuda, facts.arches, found)
         if probe:

@@ -563,6 +563,11 @@ def _own_folder(versions: CheckpointStore, chosen: Checkpoint) -> Path | None:
     return None if "://" in uri else Path(uri) / chosen.name
 
 
+def copy_folders(versions: CheckpointStore, chain: Sequence[Checkpoint]) -> set[Path]:
+    """Return the folders of the user's cache for copies of a chain's versions."""
+    return {_copy_folder(versions, one) for one in chain}
+
+
 def _copy_folder(versions: CheckpointStore, chosen: Checkpoint) -> Path:
     return _fetched(versions) / f"{chosen.step}-{identity_of(chosen)[:16]}" / chosen.name
 
@@ -590,6 +595,15 @@ def _fetch(versions: CheckpointStore, chosen: Checkpoint) -> Path:
 def _check(versions: CheckpointStore, here: CheckpointStore, chosen: Checkpoint, names: Sequence[str]) -> None:
     if damages := here.damages(chosen, names):
         raise DataError(f"{versions.where(chosen.step)} is damaged: {damages[0]}", fix=_OTHER)
+
+
+def make_room(uri: str, wanted: int | VersionId | None, in_use: Collection[Path] = ()) -> None:
+    """Delete the copies of other versions before one is fetched, so that two versions need disk and not three. `in_use`
+    are the folders of the version that answers."""
+    versions, chain = _chain(uri, wanted, "", "")
+    folders = copy_folders(versions, chain)
+    if not all(folder.is_dir() for folder in folders):
+        remove_fetched(versions, {*in_use, *folders})
 
 
 def remove_fetched(versions: CheckpointStore, keep: Collection[Path]) -> None:

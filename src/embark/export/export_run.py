@@ -10,11 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark import __version__
-from embark.data import LOOK
 from embark.data.dynamic_ids import FREE, MAP, table_key, unmixed
+from embark.data.kept_maps import find_id_maps
 from embark.data.loader import SampleSource
 from embark.data.prepare.later_rows import PreparedWith
-from embark.data.prepared.cache import find_manifest
 from embark.errors import DataError, UserError
 from embark.export.artifact import (
     DENSE,
@@ -62,6 +61,7 @@ class ExportResult:
     parent: int | None = None  # The version that a delta changes.
     num_changed_rows: int = 0  # Rows in a delta.
     why_full: str = ""  # Why no delta was written, although one was asked for.
+    why_no_reference: str = ""  # Why requests cannot be compared with the rows that the model was evaluated on.
 
 
 BuildIndex = Callable[[TrainedRun, CheckpointArrays], tuple[ItemIndexInfo, list[TensorSource]]]
@@ -89,7 +89,7 @@ def export_run(
         run=trained.run_dir.uri, step=trained.checkpoint.step, uri=uri, tables=tables,
         table_bytes=table_bytes(tables), fp32_table_bytes=table_bytes("fp32"), item_index=contents.info.item_index,
         model_file=user_code.file_of(model.kind) if model.is_custom else "", best_step=trained.best_step,
-        **asdict(written))
+        why_no_reference=contents.reference.why_none, **asdict(written))
 
 
 def export_uri(trained: TrainedRun, to: str) -> str:
@@ -161,13 +161,11 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
         raise UserError(f"{trained.run_dir.uri}: has dynamic tables over prepared ids, and is not exported",
                         fix='train on the values themselves, data.kind = "columns"')
     if data.kind == "prepared":
-        manifest, why = find_manifest(data.path, LOOK)
-        if manifest is not None and trained.fingerprint not in ("", manifest.fingerprint()):
-            manifest, why = None, "it was changed or prepared again since"
+        found = find_id_maps(trained.run_dir.uri, trained.spec, trained.fingerprint)
+        manifest = found.manifest
         if manifest is None:
-            raise DataError(f"{data.path}: the id maps of the run's data cannot be read: {why}",
-                            fix="put the run's data back, or run this where it is")
-        if before := PreparedWith.of(data.path, manifest):
+            raise DataError(f"{data.path}: the id maps of the run's data cannot be read: {found.why}", fix=found.fix)
+        if before := PreparedWith.of(found.path, manifest):
             encoder = before.row_encoder()
             rows = RowFormat(
                 columns=before.schema.unlabelled(), prepare=before.prepare, layout=manifest.layout,

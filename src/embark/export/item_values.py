@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data import LOOK
-from embark.data.prepared.cache import find_manifest
+from embark.data.kept_maps import find_id_maps
 from embark.errors import DataError
 from embark.store.checkpoint_inspect import TrainedRun
 
@@ -53,12 +52,10 @@ def item_values(trained: TrainedRun) -> Values:
         return Values(None)
     from embark.data.export.id_values import read_values
 
-    manifest, why = find_manifest(data.path, LOOK)
-    if manifest is None or trained.fingerprint not in ("", manifest.fingerprint()):
-        raise DataError(f"{data.path}: the values of the items cannot be read: "
-                        f"{why or 'the data was changed or prepared again since'}",
-                        fix="put the run's data back, or run this where it is")
-    return Values(read_values(data.path, manifest, [item])[item].values)
+    found = find_id_maps(trained.run_dir.uri, trained.spec, trained.fingerprint)
+    if found.manifest is None:
+        raise DataError(f"{data.path}: the values of the items cannot be read: {found.why}", fix=found.fix)
+    return Values(read_values(found.path, found.manifest, [item])[item].values)
 
 
 class StoredValues:

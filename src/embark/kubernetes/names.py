@@ -7,6 +7,7 @@ MAX_LABEL = 63  # Characters of a DNS label, which the name of a pod's host and 
 MAX_RUN_LABEL = 40  # Objects of a run add `-worker-0`, `-nats` and the like to its label.
 INSTANCE = "app.kubernetes.io/instance"  # Every pod of a run has it, with the name of the run's object.
 COMPONENT = "app.kubernetes.io/component"
+CONFIG_CHECKSUM = "embark/config-checksum"  # An annotation of pods, of the ConfigMap that they read.
 JOB_NAME = "batch.kubernetes.io/job-name"
 JOBSET_NAME = "jobset.sigs.k8s.io/jobset-name"
 COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
@@ -25,6 +26,7 @@ IDENTITY_ANNOTATIONS = {
     "aws": "eks.amazonaws.com/role-arn",
     "azure": "azure.workload.identity/client-id",
     "gcp": "iam.gke.io/gcp-service-account",
+    "": "",  # A cluster of no known cloud.
 }
 
 

@@ -7,11 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 K8sObject = Mapping[str, Any]
-OPERATOR_VERSIONS = {
-    "jobset": "v0.12.0", "kueue": "v0.19.2", "trainer": "v2.3.0", "training_operator": "v1.9.4", "kuberay": "1.7.0",
-    "volcano": "v1.13.0",
-}
-"""Pinned versions of what a cluster must run before it knows an object of a target."""
 _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Ki": 2.0**10,
           "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([mkMGTPE]|[KMGTPE]i)?")

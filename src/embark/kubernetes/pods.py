@@ -55,6 +55,32 @@ def pod_specs(thing: Any) -> Iterator[K8sObject]:
         yield from pod_specs(inner)
 
 
+def requested(spec: K8sObject) -> dict[str, float]:
+    """Return the resources that the containers of a pod request together."""
+    total: dict[str, float] = {}
+    for container in rows(spec, "containers"):
+        for name, amount in texts(at(container, "resources.requests")).items():
+            total[name] = total.get(name, 0.0) + (quantity(amount) or 0.0)
+    return total
+
+
+def room_for(spec: K8sObject, nodes: Sequence[K8sObject], pods: Sequence[K8sObject]) -> int:
+    """Return how many more pods of a spec without tolerations the nodes have room for, beside what `pods` request."""
+    selector, wanted, room = texts(spec.get("nodeSelector")), requested(spec), 0
+    for node in nodes:
+        is_closed = at(node, "spec.unschedulable") or any(
+            taint.get("effect") != "PreferNoSchedule" for taint in rows(node, "spec.taints"))
+        if is_closed or not selector.items() <= texts(at(node, "metadata.labels")).items():
+            continue
+        there = [requested(one["spec"]) for one in pods if at(one, "spec.nodeName") == name_of(node)
+                 and at(one, "status.phase") not in ("Succeeded", "Failed")]
+        has = texts(at(node, "status.allocatable"))
+        free = {name: (quantity(has.get(name, "0")) or 0.0) - sum(one.get(name, 0.0) for one in there)
+                for name in wanted}
+        room += max(0, int(min((free[name] // amount for name, amount in wanted.items() if amount), default=1)))
+    return room
+
+
 def trains(spec: K8sObject) -> bool:
     """Return whether the main container of a pod has accelerators or starts torchrun."""
     container = main_container(spec)

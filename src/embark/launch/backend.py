@@ -21,7 +21,7 @@ from embark.errors import Interrupted, UserError
 from embark.formatting import redact, to_one_line
 from embark.launch.http import API_RETRY, NO_RETRY
 from embark.launch.shell import CommandResult, LineStream, Notify, Shell
-from embark.render.job import FOLLOW, Job
+from embark.render.job import FOLLOW, SLURM, Job
 from embark.render.serving import SERVE_TARGETS
 from embark.render.settings import grace_s
 from embark.render.targets.torchx import SUBMIT
@@ -234,15 +234,18 @@ class LaunchBackend(ABC):
         """Return a function that returns the complete lines that were written since its last call."""
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
-        """Yield all replicas' lines, merged by time. With `follow`, until the run ends."""
-        read, has_lines = self.log_reader(handle), False
+        """Yield all replicas' lines, merged by time. With `follow`, until the run ends, and report why it waits."""
+        read, has_lines, reported = self.log_reader(handle), False, ""
         while True:
-            is_over = not follow or self.status(handle).has_ended
+            status = self.status(handle) if follow else None
             for line in read():
                 has_lines = True
                 yield line
-            if is_over:
+            if status is None or status.has_ended:
                 break
+            if status.state != "running" and status.reason != reported:
+                reported = status.reason
+                self._notify(f"{handle.name} is {status.state}: {reported}" + (f"; {status.fix}" if status.fix else ""))
             time.sleep(self.poll_s)
         if follow and self.late_s:
             time.sleep(self.late_s)
@@ -283,17 +286,18 @@ class LaunchBackend(ABC):
 BACKENDS = {
     "local": "local:Local",
     "kubernetes": "kubernetes.backend:Kubernetes", "kubernetes-server": "kubernetes.server:KubernetesServer",
+    "kubernetes-follow": "kubernetes.server:KubernetesFollow",
     "ray": "ray:Ray",
-    "vertex": "vertex:Vertex", "vm": "vm:Vm", "tpu-vm": "tpu_vm:TpuVm",
+    "vertex": "vertex:Vertex", "vm": "vm:Vm", "tpu-vm": "tpu_vm:TpuVm", SLURM: "slurm:Slurm",
 }
 TARGETS = {
     "job": "kubernetes", "jobset": "kubernetes", "trainjob": "kubernetes", "pytorchjob": "kubernetes",
-    "ray": "ray", "vertex": "vertex", "vm": "vm", "tpu-vm": "tpu-vm",
-    "serve": "kubernetes-server", "kserve": "kubernetes-server",
+    "ray": "ray", "vertex": "vertex", "vm": "vm", "tpu-vm": "tpu-vm", SLURM: SLURM,
+    "serve": "kubernetes-server", "kserve": "kubernetes-server", "follow": "kubernetes-follow",
 }
 """The backend of each `place.target`, for a machine of a cloud."""
 RAY_DASHBOARD = "http://127.0.0.1:8265"
-USES_KUBECTL = ("kubernetes", "kubernetes-server")
+USES_KUBECTL = ("kubernetes", "kubernetes-server", "kubernetes-follow")
 
 
 def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "") -> LaunchBackend:
@@ -349,13 +353,42 @@ def _name_of(spec: RunSpec) -> str:
     """Return the backend's name; empty if no backend takes the run."""
     place = spec.place
     is_here = not place.machine and not place.cloud
-    if place.target in SERVE_TARGETS or place.target == FOLLOW:
+    if place.target in SERVE_TARGETS or place.target in (FOLLOW, SLURM):
         return TARGETS.get(place.target, "")
     if place.target == "ray":
         return "ray" if is_here or ray_address() else "kubernetes"
     if is_here:
         return "local"
     return TARGETS.get(place.target, "")
+
+
+def absolute_run_uri(spec: RunSpec) -> str:
+    """Return the run's URI, with a relative `store.root` from the current directory."""
+    root = spec.store.root
+    return run_uri(root if "://" in root else str(Path(root).expanduser().absolute()), spec.name)
+
+
+def file_reader(path: Path, parse: Callable[[bytes], LogLine]) -> Callable[[], Iterator[LogLine]]:
+    """Return a function that yields the complete lines that were written to a file since its last call."""
+    offset = 0
+
+    def read() -> Iterator[LogLine]:
+        nonlocal offset
+        if not path.is_file():
+            return
+        try:
+            file = path.open("rb")
+        except OSError as error:
+            raise UserError(f"{path}: {error.strerror}", fix="let this user read it") from None
+        with file:
+            file.seek(offset)
+            for raw in file:
+                if not raw.endswith(b"\n"):  # it is being written
+                    return
+                offset += len(raw)
+                yield parse(raw.rstrip(b"\n"))
+
+    return read
 
 
 _STAMP = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?(Z|[+-]\d\d:\d\d)")

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from embark.data import resolve_from_data, resolve_if_readable
 from embark.errors import EmbarkError, Interrupted, UserError
-from embark.formatting import to_one_line
+from embark.formatting import format_usd, to_one_line
 from embark.launch.backend import (
     CancelResult,
     LaunchBackend,
@@ -17,6 +17,7 @@ from embark.launch.backend import (
     backend_of,
 )
 from embark.launch.backends.local import Local
+from embark.launch.backends.slurm import Slurm
 from embark.launch.costs import LaunchEstimate, estimate_launch, estimate_server
 from embark.launch.run_registry import (
     RunRecord,
@@ -29,6 +30,7 @@ from embark.launch.run_registry import (
 )
 from embark.launch.shell import Notify, Shell
 from embark.render.serving import SERVE_TARGETS
+from embark.render.targets.slurm import Search, search_job
 from embark.spec import RunSpec, to_toml
 from embark.store import CheckpointStore, open_store
 from embark.store.errors import BRIEF_RETRY
@@ -82,6 +84,19 @@ def prepare_launch(spec: RunSpec, shell: Shell, notify: Notify, *, context: str 
         backend.check(request)
     except KeyboardInterrupt:
         raise Interrupted("stopped by Ctrl-C; nothing was created") from None
+    return PreparedLaunch(request=request, backend=backend, estimate=estimate, prepared_s=prepared_s)
+
+
+def prepare_search(search: Search, shell: Shell, notify: Notify) -> PreparedLaunch:
+    """Check everything and create nothing, as `prepare_launch` does, for the array of a search on Slurm."""
+    backend, spec = Slurm(shell, notify=notify), search_job(search.spec)
+    backend.search = search
+    handle = backend.handle_of(spec)
+    request, usd = LaunchRequest(spec, handle), handle.usd_per_hour
+    estimate = LaunchEstimate(True, f"{search.num_jobs} jobs of one node", f"{format_usd(usd)} an hour", usd) \
+        if usd is not None else None
+    prepared_s = time.time()
+    backend.check(request)
     return PreparedLaunch(request=request, backend=backend, estimate=estimate, prepared_s=prepared_s)
 
 

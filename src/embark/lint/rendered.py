@@ -1,5 +1,6 @@
 """Every rendered file is linted before it is handed over, written or launched."""
 
+import datetime
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,12 +44,13 @@ def resolve_spec(spec: RunSpec) -> tuple[RunSpec, str]:
     return resolve_if_readable(spec)
 
 
-def refuse_faults(files: Sequence[File]) -> list[Finding]:
+def refuse_faults(files: Sequence[File], today: datetime.date | None = None) -> list[Finding]:
     """Return the lint warnings of rendered files; a lint error is a fault of the renderer, and is refused."""
     findings = lint_texts({file.path: file.text for file in files
-                           if kind_of(Path(file.path), file.text[:200].encode())})
+                           if kind_of(Path(file.path), file.text[:200].encode())}, today)
     errors = [f"  {one.path}:{one.line}: {one.code} {one.what}" for one in findings if one.level == "error"]
     if errors:
         raise UserError("\n".join(["the rendered files have lint errors:", *errors]),
-                        fix="nothing was written or launched; please report this bug")
+                        fix="nothing was written or launched; a newer Embark names newer versions of what a cloud "
+                            "no longer offers; else please report this bug")
     return findings

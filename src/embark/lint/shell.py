@@ -13,7 +13,8 @@ from embark.kubernetes.yaml_nodes import SourceFile, Span
 _BREAKS = frozenset(";&|()\n")
 _RESERVED = frozenset({"if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac", "in",
                        "{", "}", "!", "time", "function", "select"})
-_PREFIXES = frozenset({"sudo", "exec", "nohup", "time", "command", "nice", "stdbuf", "env", "timeout", "xargs"})
+_PREFIXES = frozenset({"sudo", "exec", "nohup", "time", "command", "nice", "stdbuf", "env", "timeout", "xargs",
+                       "run"})  # the function of rendered scripts that shows a command and runs it
 _ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\+?=")
 _BRACKETS_AND_QUOTED = re.compile(r"'[^']*'?|\"[^\"]*\"?|[()]")
 _NUMBER = re.compile(r"\d+[smhd]?")

@@ -219,11 +219,12 @@ def bill(
     return Bill(purchase, usd_per_hour, time, saves, failures, machines_usd, None, missing)
 
 
-def add_storage(paid: Bill, usd_per_month: float) -> Bill:
-    """Add what storage costs while the run lasts."""
+def add_storage(paid: Bill, usd_per_month: float, before_s: float = 0.0) -> Bill:
+    """Add what storage costs while the run lasts, and before it, while it is filled."""
     if paid.time is None:
         return paid
-    return replace(paid, storage_usd=usd_per_month * paid.time.total_s / 3600 / COST["hours_per_month"])
+    hours = (before_s + paid.time.total_s) / 3600
+    return replace(paid, storage_usd=usd_per_month * hours / COST["hours_per_month"])
 
 
 def run_time(prediction: Prediction, workload: Workload, saves: Saves, failures: Failures) -> RunTime | None:

@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from embark.catalog import Machine, load_catalog, machine_of_place
 from embark.catalog.machine import CLOUDS
-from embark.catalog.pricing import Purchase
+from embark.catalog.pricing import Purchase, purchase_of
 from embark.catalog.regions import region_of
 from embark.errors import UserError, nearest
 from embark.formatting import format_duration, format_usd
@@ -15,6 +15,7 @@ from embark.model.placement import Planner
 from embark.plan.closed_form import CachedPlanner
 from embark.plan.cost import Bill
 from embark.plan.predict import predict
+from embark.plan.storage import StorageOffer
 from embark.plan.survey import (
     MAX_NODES,
     Bounds,
@@ -30,6 +31,14 @@ from embark.plan.survey import (
 from embark.plan.verdict import Verdict, survey_sentence, verdict
 from embark.plan.workload import Workload, resolve_data, trace_dense, workload_of
 from embark.spec import RunSpec
+
+CAPACITY_NOTES = {
+    "reserved": "the reservation is paid whether the run uses it or not; the dollars are what its machines cost on "
+                "demand for the time of the run",
+    "block": "a block is paid ahead, in whole days, whether the run uses it or not",
+    "flex-start": "flex-start waits for capacity before anything is paid, and ends machines after 7 days; it costs "
+                  "less than on demand, which is the price here",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +135,9 @@ def plan(
     machine = None if request.across or named is None else _checked(named, spec, request)
     spec, data_size = resolve_data(spec, request.num_samples)
     trace_dense(spec)
-    is_spot = spec.place.spot if request.spot is None else request.spot
-    purchase: Purchase = "spot" if is_spot else "on_demand"
+    purchase = purchase_of(spec.place)
+    if request.spot is not None:
+        purchase = "spot" if request.spot else "on_demand"
     region = request.region or ("" if machine is None else region_of(machine.cloud, spec.place))
     workload = workload_of(spec, data_size)
     estimator = Estimator(spec, workload, catalog, predict_with(CachedPlanner()), region, purchase)
@@ -137,10 +147,26 @@ def plan(
     if planner is not None:
         of_one = Estimator(spec, workload, catalog, predict_with(planner), region, purchase)
     estimate = of_one.of_place(machine)
+    if note := CAPACITY_NOTES.get(spec.place.capacity):
+        notes = (*estimate.prediction.notes, note)
+        estimate = replace(estimate, prediction=replace(estimate.prediction, notes=notes))
     answer = verdict(estimate, estimator, max_nodes=request.max_nodes)
     is_within = request.bounds.keeps(estimate, purchase)
     sentence = answer.sentence + ("" if is_within or not answer.fits else f"; that is not {request.bounds_text}")
     return MachinePlan(estimate, answer, workload, purchase, sentence, answer.fits and is_within)
+
+
+def plan_volume(spec: RunSpec, machine: Machine) -> StorageOffer | None:
+    """Return `place.volume` as `storage.sh` buys it; None if the spec does not say how much data there is, or the run
+    does not fit the machine."""
+    try:
+        spec, data_size = resolve_data(spec)
+        workload = workload_of(spec, data_size)
+    except UserError:
+        return None
+    trace_dense(spec)
+    found = Estimator(spec, workload, load_catalog(), predict_with(CachedPlanner()), purchase=purchase_of(spec.place))
+    return found.of_place(machine).volume
 
 
 def predict_with(planner: Planner) -> Predict:
@@ -194,9 +220,14 @@ def _estimate_dict(estimate: Estimate) -> dict[str, Any]:
         "step": None if step is None else {**asdict(step), "samples_per_s": prediction.samples_per_s},
         "bills": {purchase: _bill_dict(bill) for purchase, bill in estimate.bills.items()},
         "storage": None if estimate.need is None else {
-            **asdict(estimate.need), "offers": [{**asdict(o), "volume": o.volume.name} for o in estimate.offers]},
+            **asdict(estimate.need), "offers": list(map(_offer_dict, estimate.offers)),
+            "volume": estimate.volume and _offer_dict(estimate.volume)},
         "notes": list(prediction.notes),
     }
+
+
+def _offer_dict(offer: StorageOffer) -> dict[str, Any]:
+    return {**asdict(offer), "volume": offer.volume.name}
 
 
 def _bill_dict(bill: Bill) -> dict[str, Any]:

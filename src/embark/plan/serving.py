@@ -20,6 +20,7 @@ from embark.catalog.machine import CLOUDS, CpuMachine
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase, hourly_usd
 from embark.errors import UserError, nearest
 from embark.export.quantize import TABLE_DTYPES, TableDtype, row_format
+from embark.export.write_version import MAX_SHARE
 from embark.formatting import format_usd, pluralize
 from embark.model.work import dense_work_of
 from embark.plan.prediction import GIB
@@ -32,6 +33,7 @@ VCPU_TARGET = 0.6  # Share of its vCPUs that `MAX_UTILIZATION` of a core shows, 
 BESIDE_VCPUS = 0.5  # The part of a node that its agents take.
 ID_MAP_BYTES = 16  # Each value of a prepared column has a key and an id.
 HOURS_PER_MONTH = 730
+SCRATCH_BYTES = 0.5 * GIB  # Logs and temporary files.
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,14 +235,27 @@ def table_bytes(spec: RunSpec, tables: TableDtype) -> float:
     return float(sum(table.rows * of_row(table.dim) for table in spec.model.stored_tables()))
 
 
+def version_bytes(spec: RunSpec, tables: TableDtype) -> float:
+    """Return the size of a full version: its tables, id maps and dense network."""
+    maps = ID_MAP_BYTES * sum(table.rows for table in spec.model.table_list()) if spec.data.kind == "prepared" else 0
+    return table_bytes(spec, tables) + maps + 4.0 * dense_work_of(spec.model).num_values
+
+
 def replica_bytes(spec: RunSpec, tables: TableDtype) -> float:
     """Return the memory of a pod.
 
     Tables are mapped from files, whose pages count as the pod's: with less, requests wait for the disk.
     """
-    maps = ID_MAP_BYTES * sum(table.rows for table in spec.model.table_list()) if spec.data.kind == "prepared" else 0
-    dense = 4.0 * dense_work_of(spec.model).num_values
-    return 1.1 * (table_bytes(spec, tables) + maps + dense) + measured_cost().process_bytes
+    return 1.1 * version_bytes(spec, tables) + measured_cost().process_bytes
+
+
+def versions_bytes(full_bytes: float) -> float:
+    """Return the disk for all versions that a server has at the same moment, if a full one has `full_bytes`.
+
+    Two are there: the one that answers and the one before it, which a rollback needs, or the next one, since the one
+    before is deleted before the next is fetched. Each may have deltas.
+    """
+    return 2 * (1 + MAX_SHARE) * full_bytes + SCRATCH_BYTES
 
 
 def offers_for(num_replicas: int, memory_bytes: float, request: ServeRequest) -> list[ServeOffer]:

@@ -1,7 +1,7 @@
 """What a run reads and writes each second, and which storage of the cloud gives it."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from embark.catalog import Catalog, Machine, Volume
@@ -12,7 +12,7 @@ from embark.plan.workload import Workload
 from embark.store.checkpoint_interval import MAX_LOST_S
 
 GIB, TIB = 1024**3, 1024**4
-TIB_STEP = 0.1  # Sizes are rounded up to this.
+GIB_PER_TIB = 1024
 
 Again = Literal["drawn", "memory", "disk", "storage"]
 
@@ -37,6 +37,7 @@ class StorageNeed:
     grace_gbyte_per_s: float | None
     """Rate that ends a save between a preemption's notice and the end; None where there is no notice."""
     num_hosts: int
+    is_on_volume: bool  # Checkpoints are written to `place.volume`.
 
     @property
     def tib(self) -> float:
@@ -64,7 +65,7 @@ class StorageOffer:
 def storage_need(prediction: Prediction, workload: Workload, saves: Saves, failures: Failures) -> StorageNeed:
     """Return what a prediction that fits needs of storage."""
     setup = prediction.setup
-    store, num_hosts = setup.spec.store, setup.num_nodes * setup.machine.num_hosts
+    place, store, num_hosts = setup.spec.place, setup.spec.store, setup.num_nodes * setup.machine.num_hosts
     rate = prediction.samples_per_s * workload.sample_bytes / 1e9
     read = rate if workload.is_stored else 0.0
     again, why = _again(prediction, workload)
@@ -75,7 +76,7 @@ def storage_need(prediction: Prediction, workload: Workload, saves: Saves, failu
         object_gbyte_per_s=read * fetches_per_file(workload, num_hosts), again=again, reads_why=why,
         write_gbyte_per_s=saves.checkpoint_bytes / max(saves.every_s or MAX_LOST_S, saves.write_s) / 1e9,
         grace_gbyte_per_s=saves.checkpoint_bytes / failures.grace_s / 1e9 if failures.has_notice else None,
-        num_hosts=num_hosts,
+        num_hosts=num_hosts, is_on_volume=bool(place.volume) and store.root.startswith(f"{place.volume_path}/"),
     )
 
 
@@ -90,6 +91,38 @@ def fetches_per_file(workload: Workload, num_hosts: int) -> float:
     rows_per_file = PART_BYTES / workload.sample_bytes
     rows_per_host = workload.batch_size / num_hosts
     return min(float(num_hosts), rows_per_file / rows_per_host + 1)
+
+
+def volume_offer(catalog: Catalog, setup: Setup, need: StorageNeed) -> StorageOffer | None:
+    """Return `place.volume` in the size that `storage.sh` buys: large and fast enough for the data, and for checkpoints
+    if they are written to it."""
+    volume = catalog.volumes.get(setup.spec.place.volume)
+    if volume is None or volume.cloud != setup.machine.cloud:
+        return None
+    if not need.is_on_volume:
+        need = replace(need, kept_bytes=0.0, write_gbyte_per_s=0.0)
+    return _offer(volume, setup.machine, need)
+
+
+def wait_for_volume(prediction: Prediction, workload: Workload, need: StorageNeed, offer: StorageOffer) -> Prediction:
+    """Return the prediction with steps that are as slow as the volume, in the epochs that are read from it."""
+    step, rate = prediction.step, offer.gbyte_per_s
+    if step is None or rate is None or not need.file_gbyte_per_s:
+        return prediction
+    read_s = workload.batch_size * need.sample_bytes / 1e9 / rate
+    share = 1.0 if need.again == "storage" else min(1.0, 1 / workload.num_epochs)
+    total_s = share * max(step.total_s, read_s) + (1 - share) * step.total_s
+    bound_by = "storage" if read_s > step.total_s else step.bound_by
+    return replace(prediction, step=replace(step, parts_s={**step.parts_s, "storage": read_s}, total_s=total_s,
+                                            bound_by=bound_by))
+
+
+def copy_s(need: StorageNeed, offer: StorageOffer) -> float:
+    """Return the seconds of the copy that fills the volume before the machines start. FSx for Lustre fetches from the
+    bucket what is read."""
+    if offer.volume.cloud == "aws":
+        return 0.0
+    return need.data_bytes / 1e9 / min(COST["volume_copy_gbyte_per_s"], offer.gbyte_per_s or math.inf)
 
 
 def storage_offers(catalog: Catalog, setup: Setup, need: StorageNeed) -> list[StorageOffer]:
@@ -131,19 +164,17 @@ def _offer(volume: Volume, machine: Machine, need: StorageNeed) -> StorageOffer:
     hosts_rate = host_rate * need.num_hosts
     is_object = volume.kind == "object"
     needed = need.write_gbyte_per_s + (need.object_gbyte_per_s if is_object else need.file_gbyte_per_s)
-    tib, limit = max(need.tib, volume.min_tib or 0.0), math.inf
+    tib, limit = need.tib, math.inf
     if is_object:
         if volume.limit_gbit_per_s is not None:
             of_limit = volume.limit_gbit_per_s / 8
             limit = of_limit * need.num_hosts if volume.limit_scope == "one machine" else of_limit
     elif volume.mbyte_per_s_per_tib is None:
-        return StorageOffer(volume, _rounded(tib), None, needed, volume.usd_per_month(_rounded(tib)), is_enough=False,
+        tib = volume.bought_gib(tib) / GIB_PER_TIB
+        return StorageOffer(volume, tib, None, needed, volume.usd_per_month(tib), is_enough=False,
                      why="its speed is not known")
     else:
-        tib = max(tib, needed * 1000 / volume.mbyte_per_s_per_tib)
-        if volume.max_tib is not None and tib > volume.max_tib:
-            tib = volume.max_tib
-        tib = _rounded(tib)
+        tib = volume.bought_gib(max(tib, needed * 1000 / volume.mbyte_per_s_per_tib)) / GIB_PER_TIB
         limit = tib * volume.mbyte_per_s_per_tib / 1000
     rate = min(limit, hosts_rate)
     is_enough = needed <= rate * (1 + 1e-9) and tib * (1 + 1e-9) >= need.tib
@@ -162,7 +193,3 @@ def _why(
             else f"at most {volume.max_tib:g} TiB")
     return "" if usd is not None else "its price is not known"
 
-
-def _rounded(tib: float) -> float:
-    """Round up to a step."""
-    return round(math.ceil(tib / TIB_STEP - 1e-9) * TIB_STEP, 6)

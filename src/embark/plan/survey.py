@@ -10,7 +10,16 @@ from embark.model.placement import all_table_bytes
 from embark.plan.cost import Bill, add_storage, bills, failures_of
 from embark.plan.predict import fits_without_tables
 from embark.plan.prediction import Prediction, Setup
-from embark.plan.storage import StorageNeed, StorageOffer, best_offer, storage_need, storage_offers
+from embark.plan.storage import (
+    StorageNeed,
+    StorageOffer,
+    best_offer,
+    copy_s,
+    storage_need,
+    storage_offers,
+    volume_offer,
+    wait_for_volume,
+)
 from embark.plan.workload import Workload
 from embark.spec import RunSpec
 from embark.spec.train import divides
@@ -31,6 +40,7 @@ class Estimate:
     bills: dict[Purchase, Bill] = field(default_factory=dict)
     need: StorageNeed | None = None
     offers: tuple[StorageOffer, ...] = ()
+    volume: StorageOffer | None = None  # `place.volume` as `storage.sh` buys it.
 
     @property
     def setup(self) -> Setup:
@@ -85,10 +95,15 @@ class Estimator:
         first = made[self.purchase]
         need = storage_need(prediction, self.workload, first.saves, first.failures)
         found = storage_offers(self.catalog, prediction.setup, need)
-        best = best_offer(found)
-        if best is not None and best.usd_per_month is not None:
-            made = {purchase: add_storage(bill, best.usd_per_month) for purchase, bill in made.items()}
-        return Estimate(prediction, price, made, need, tuple(found))
+        volume, before_s = volume_offer(self.catalog, prediction.setup, need), 0.0
+        if volume is not None:
+            prediction = wait_for_volume(prediction, self.workload, need, volume)
+            made = bills(prediction, self.workload, price, failures)
+            before_s = copy_s(need, volume)
+        paid = volume or best_offer(found)
+        if paid is not None and paid.usd_per_month is not None:
+            made = {purchase: add_storage(bill, paid.usd_per_month, before_s) for purchase, bill in made.items()}
+        return Estimate(prediction, price, made, need, tuple(found), volume)
 
     def of_place(self, machine: Machine) -> Estimate:
         """Estimate the most machines of `place.nodes`; where an elastic run does not fit the fewest, those."""

@@ -104,7 +104,7 @@ def open_gate_rows(trained: TrainedRun, bounds: PublishSpec) -> Iterator[GateRow
         raise UserError(f"{trained.run_dir.uri}: follows a stream, and the gate has no labelled rows",
                         fix="--set publish.data=ROWS names some; publish.gate = false, or --no-gate, publishes without "
                             "them")
-    with open_rows(trained.spec, trained.fingerprint, bounds.data) as opened:
+    with open_rows(trained.spec, trained.fingerprint, bounds.data, run_uri=trained.run_dir.uri) as opened:
         if not (num := opened.source.num_eval_samples):
             raise DataError(f"{opened.description}: has no rows for the gate", fix="name rows with publish.data")
         yield GateRows(opened, RowsInMemory(opened.source.eval_rows(0, num)) if num <= bounds.rows else

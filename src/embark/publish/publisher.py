@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from embark.errors import DataError, EmbarkError, UserError
+from embark.events.heartbeat import beat
 from embark.export.artifact import (
     CANDIDATE,
     Artifact,
@@ -22,6 +23,7 @@ from embark.export.artifact import (
     current,
     current_version,
     delta_chain,
+    make_room,
     open_artifact,
     open_versions,
     read_gate,
@@ -96,6 +98,7 @@ def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = 
         exported_s = time.perf_counter()
         while record is None:
             against = current(versions)
+            make_room(uri, candidate.step)  # a publisher that runs for weeks has two versions on its disk
             verdict = _judged(trained, rows, open_artifact(uri, candidate.step), against, versions, bounds) \
                 if rows else None
             record = _settled(versions, trained, candidate, against, to_record(verdict) if verdict else {
@@ -169,6 +172,7 @@ def watch(
     and retried."""
     last, next_s, last_error = "", 0.0, ""
     while not is_stopped():
+        beat()
         try:
             trained = _find(run, sets)
             if identity_of(trained.checkpoint) != last and time.monotonic() >= next_s:

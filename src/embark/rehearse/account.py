@@ -20,7 +20,7 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class AccountRehearsal:
-    """All steps from an empty account to a trained model and back."""
+    """All steps from an empty account to a trained or served model and back."""
 
     cloud: str
     target: str

@@ -1,5 +1,6 @@
 """The manifests to rehearse, and which of their objects is the job."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from embark.lint.read import read_sources
 
 KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob")  # Kinds of objects whose pods train.
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
-TARGETS = ("job", "jobset", "trainjob", "pytorchjob", "ray", "follow", "serve")
+TARGETS = ("job", "jobset", "trainjob", "pytorchjob", "ray", "slurm", "follow", "serve")
 
 
 def load_manifests(spec: str, sets: Sequence[str], num_nodes: int | None) -> dict[str, str]:
@@ -35,6 +36,10 @@ def load_manifests(spec: str, sets: Sequence[str], num_nodes: int | None) -> dic
     if job.spec.place.target not in TARGETS:
         raise UserError(f'place.target = "{job.spec.place.target}" has no pods to rehearse',
                         fix=f"set it to {', '.join(TARGETS)}")
+    if job.target == "slurm":
+        from embark.rehearse.batch_job import batch_job
+
+        return {"slurm_job.json": json.dumps(batch_job(job))}
     return {file.path: file.text for file in own_files(job) if file.path.endswith(MANIFEST_SUFFIXES)}
 
 

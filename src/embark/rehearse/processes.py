@@ -9,7 +9,7 @@ import socket
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -60,10 +60,12 @@ class Processes:
     """Runs each pod as a process group of this machine's own Python. Names that the cluster would resolve are the
     loopback."""
 
-    def __init__(self, root: Path, names: Names) -> None:
-        """`root` is an empty folder for everything that the pods write."""
+    def __init__(self, root: Path, names: Names, env: Mapping[str, str] | None = None) -> None:
+        """`root` is an empty folder for everything that the pods write; `env` are variables that all of them get, such
+        as the address of an object store."""
         self._root = root
         self._names = names
+        self._env = dict(env or {})
         self._ports: dict[str, str] = {}
         self._running: dict[str, LineStream] = {}
         self._starts: list[Start] = []
@@ -141,7 +143,7 @@ class Processes:
 
     def _environment(self, start: Start, here: Callable[[str], str]) -> dict[str, str]:
         pod = start.pod
-        env = {name: value for name in _INHERITED if (value := os.environ.get(name))}
+        env = {name: value for name in _INHERITED if (value := os.environ.get(name))} | self._env
         if "PYTHONPATH" in env:  # a pod starts elsewhere
             env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, env["PYTHONPATH"].split(os.pathsep)))
         env |= {name: here(value) for name, value in pod.env.items() if name != "PATH"}

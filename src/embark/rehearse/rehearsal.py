@@ -4,6 +4,7 @@ it."""
 import shutil
 import signal
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
@@ -66,12 +67,14 @@ class Prepared(ABC):
                                changes=self.changes, **values)  # type: ignore[arg-type]
 
 
-def rehearse(prepared: Prepared, observer: Observer, *, limit_s: float = 600.0) -> RehearsalReport:
-    """Run it. Whatever ends it, Ctrl-C too, its processes and folders are removed."""
+def rehearse(
+    prepared: Prepared, observer: Observer, *, limit_s: float = 600.0, env: Mapping[str, str] | None = None,
+) -> RehearsalReport:
+    """Run it, with `env` in all pods. Whatever ends it, Ctrl-C too, its processes and folders are removed."""
     before = {number: signal.signal(number, _stop) for number in _STOPS}
     # Ray's sockets lie in it, and the path of a socket has at most 107 characters.
     root = Path(mkdtemp(prefix="embark-rehearse-", dir="/tmp" if prepared.kind == "RayJob" else None))
-    processes = Processes(root, prepared.names)
+    processes = Processes(root, prepared.names, env)
     try:
         return prepared.run_pods(processes, observer, limit_s)
     finally:

@@ -279,7 +279,7 @@ def prepare_server(texts: Mapping[str, str], objects: Objects, artifact: str = "
                Change("restart delay", "10 s, doubled each time", f"{RESTART_S:g} s"),
                *([Change("artifact", there, uri)] if uri != there else []), *CHANGES]
     ports = tuple(free_port() for _ in range(num))
-    pods = [_here(pod, there, uri, port) for pod, port in zip(pods, ports, strict=False)]
+    pods = [pod_here(pod, there, uri, port) for pod, port in zip(pods, ports, strict=False)]
     return PreparedServer(
         kind="Deployment", name=name, title=f"Deployment {name}: {pluralize(num, 'replica')}", names=Names({}),
         pods=tuple(pods), ports=ports,
@@ -358,11 +358,13 @@ class ServerRehearsal:
         name = self._prepared.metric
         if not name:
             return Check("autoscaler", False, "asks for no metric of the server")
+        if name == "cpu":
+            return Check("autoscaler", True, "goes by the pods' CPU, which the kubelet measures")
         is_there = re.search(rf"^{re.escape(name)}[{{ ]", self.replicas[-1].get("/metrics") or "", re.MULTILINE)
         return Check("autoscaler", bool(is_there), f"{name} is {'' if is_there else 'not '}exported by the server")
 
 
-def _here(pod: Pod, there: str, uri: str, port: int) -> Pod:
+def pod_here(pod: Pod, there: str, uri: str, port: int) -> Pod:
     """Return the pod with an artifact, a port and an address of this machine."""
     words = [uri if word == there else word for word in pod.words]
     for option, value in (("--port", str(port)), ("--host", LOOPBACK)):
@@ -389,10 +391,11 @@ def _request(uri: str) -> bytes:
 
 
 def _metric(scaler: K8sObject) -> str:
-    """Return the first metric that the autoscaler asks the server for."""
+    """Return the first metric that the autoscaler asks the server for, or `cpu` if it asks for none of its own."""
     names = [str(at(one, "pods.metric.name")) for one in rows(scaler, "spec.metrics") if at(one, "pods.metric.name")]
     queries = [str(at(one, "metadata.query") or "") for one in rows(scaler, "spec.triggers")]
     names += [found[0] for query in queries if (found := re.search(r"[a-zA-Z_:][\w:]*(?=\{)", query))]
+    names += [str(name) for one in rows(scaler, "spec.metrics") if (name := at(one, "resource.name"))]
     return names[0] if names else ""
 
 

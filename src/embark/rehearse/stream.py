@@ -45,6 +45,7 @@ from embark.store.run_dir import EVENTS
 ROWS_PER_S = 400.0
 ROWS_AT_ONCE = 100
 _RETRY_S = 0.2
+TOKEN = "rehearsal"  # Of the broker, where no file has its Secret.
 
 
 def random_rows(spec: RunSpec) -> Iterator[dict[str, Any]]:
@@ -104,7 +105,7 @@ class StreamSender:
                 while not self._is_over.is_set():
                     try:
                         if client is None:
-                            client = await nats.connect(list(self._servers), max_reconnect_attempts=-1,
+                            client = await nats.connect(list(self._servers), token=TOKEN, max_reconnect_attempts=-1,
                                                         reconnect_time_wait=0.1, connect_timeout=2, error_cb=_ignore)
                         topic = topics[self.num_sent % len(topics)]
                         await client.jetstream(timeout=2).publish(
@@ -287,14 +288,19 @@ def _in_small(
 ) -> tuple[Objects, RunSpec | None]:
     """Scale the spec in a ConfigMap down, with a stream and a store of this machine."""
     copies, spec = [copy.deepcopy(dict(one)) for one in objects.all], None
+    secrets: list[K8sObject] = []
     for one in copies:
         for key, text in (one.get("data") or {}).items() if one.get("kind") == "ConfigMap" else ():
             old = parse_spec(str(text)) if str(key).endswith(".toml") else None
             if old is not None and old.stream.is_on:
                 spec = _small_spec(old, name, has_broker=has_broker)
                 changes += spec_changes(old, spec)
+                if has_broker and objects.data_of("Secret", old.stream.secret, namespace_of(one)) is None:
+                    changes.append(Change(f"Secret {old.stream.secret}", "of the cluster", "with a token of its own"))
+                    secrets = [{"kind": "Secret", "stringData": {"token": TOKEN, "options.toml": f'token = "{TOKEN}"'},
+                                "metadata": {"name": old.stream.secret, "namespace": namespace_of(one)}}]
                 one["data"][key] = to_toml(spec)
-    return Objects(tuple(copies)), spec
+    return Objects((*copies, *secrets)), spec
 
 
 def _small_spec(spec: RunSpec, name: str, *, has_broker: bool) -> RunSpec:

@@ -38,10 +38,10 @@ def one_machine(job: Job, spec_path: str = SPEC_PATH) -> list[str]:
                        spec_path=spec_path)
 
 
-def meeting_options(job: Job, endpoint: str) -> list[str]:
+def meeting_options(job: Job, endpoint: str, port: int | str = PORT) -> list[str]:
     """torchrun's options, except `--rdzv-conf`, which differs between the machines."""
     return [f"--nnodes={job.nnodes}", f"--nproc-per-node={job.num_processes}", f"--max-restarts={job.max_restarts}",
-            f"--rdzv-id={job.name}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}:{PORT}"]
+            f"--rdzv-id={job.name}", "--rdzv-backend=c10d", f"--rdzv-endpoint={endpoint}:{port}"]
 
 
 def meeting_conf(is_host: str) -> str:

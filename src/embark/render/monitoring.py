@@ -18,10 +18,9 @@ FIRST = {COMPLETION_INDEX: "0"}  # Rank 0 alone answers, and it runs in the firs
 _FIRST_POD = {"job": FIRST, "jobset": FIRST, "trainjob": FIRST,
               "pytorchjob": {REPLICA_INDEX: "0"}}
 MONITOR_RESOURCES = {"aws": "podmonitors.monitoring.coreos.com", "azure": "podmonitors.azmonitoring.coreos.com",
-                     "gcp": "podmonitorings.monitoring.googleapis.com"}
+                     "gcp": "podmonitorings.monitoring.googleapis.com", "": "podmonitors.monitoring.coreos.com"}
 POLICIES = ("idle_gpus", "dead_machines")  # Alert policies of Google Cloud.
 PROMETHEUS_RELEASE = "kube-prometheus-stack"  # The operator reads objects whose label `release` has this value.
-PROMETHEUS_VERSION = "88.5.3"  # The version of the chart, 2026-08.
 BUDGET_SCRIPT = "budget.sh"
 BUDGET_HOURS = 24  # A budget is for a day of the run if the spec sets no end.
 
@@ -32,7 +31,7 @@ def render_monitoring(job: Job) -> list[File]:
         "monitoring.sh", f"{job.cloud}/monitoring.sh.j2", job, idle_minutes=IDLE_MINUTES, idle_percent=IDLE_PERCENT,
         is_scraped=is_scraped(job), metrics_file=OBJECTS, dashboard=DASHBOARD,
         monitor_resource=MONITOR_RESOURCES[job.cloud], policies=POLICIES, prometheus_release=PROMETHEUS_RELEASE,
-        prometheus_version=PROMETHEUS_VERSION, sends_to_cloudwatch=sends_to_cloudwatch(job))
+        sends_to_cloudwatch=sends_to_cloudwatch(job))
     is_vm = job.target == "vm"
     templates = {("aws", True): ["cloudwatch_agent.json"], ("azure", False): ["dcgm_pod_monitor.yaml"],
                  ("gcp", True): ["ops_agent.yaml"]}.get((job.cloud, is_vm), [])
@@ -50,7 +49,7 @@ def render_monitoring(job: Job) -> list[File]:
 def render_budget(job: Job) -> list[File]:
     """Write `budget.sh`, and the file that the cloud wants."""
     name, code = quota_name(job)
-    about = (f"Budget and quotas. {price_text(job)} {BUDGET_SCRIPT} quota says whether the machines may start; "
+    about = (f"Budget and quotas. {job.price_text} {BUDGET_SCRIPT} quota says whether the machines may start; "
              f"{BUDGET_SCRIPT} budget sets up alerts by mail.")
     return [
         script_file(BUDGET_SCRIPT, f"{job.cloud}/budget.sh.j2", job, about=about, budget_usd=budget_usd(job),
@@ -83,13 +82,6 @@ def render_run_metrics(job: Job) -> list[File]:
 
 def sends_to_cloudwatch(job: Job) -> bool:
     return job.cloud == "aws" and "cloudwatch" in job.spec.watch.sinks
-
-
-def price_text(job: Job) -> str:
-    price = job.price
-    if price.usd_per_hour is None or price.origin is None:
-        return "The catalog has no price for this machine."
-    return f"{price.title}: {price.usd_per_hour:,.2f} USD an hour by the catalog ({price.origin.date})."
 
 
 def budget_usd(job: Job) -> int:

@@ -1,9 +1,12 @@
 """What the pods of every Kubernetes target share: where they may run, what they request, and their environment."""
 
-from collections.abc import Iterable
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from embark.kubernetes.names import GKE_ACCELERATOR, INSTANCE_TYPE, SPOT_LABELS, SPOT_TAINTS
+from embark.catalog import load_catalog
+from embark.kubernetes.names import CONFIG_CHECKSUM, GKE_ACCELERATOR, INSTANCE_TYPE, SPOT_LABELS, SPOT_TAINTS
 from embark.kubernetes.pods import NVIDIA_GPU, TPU
 from embark.render.command import SPEC_PATH
 from embark.render.job import PORT, Job, Setting
@@ -14,6 +17,7 @@ USER_ID = 1000  # The user `embark` of the image.
 SCRATCH = "/scratch"
 CONTAINER = "trainer"
 IDENTITY_LABEL = {"azure.workload.identity/use": "true"}  # AKS gives a token only to pods with this label.
+GIVEN = "embark-lint: ignore EMB505, EMB508: the nodes of the cluster that exists offer it"
 TPU_PORTS = {"tpu": 8471, "coordinator": 8476}  # Ports at which the hosts' runtimes and JAX's processes meet.
 
 
@@ -47,14 +51,25 @@ def env_rows(settings: Iterable[Setting]) -> list[Any]:
     return [note({"name": name, "value": value}, why) for name, value, why in settings]
 
 
+def secret_variable(name: str, secret: str, why: str) -> Any:
+    """Return a row of a container's `env` whose value is the `token` of a Secret."""
+    return note({"name": name, "valueFrom": {"secretKeyRef": {"name": secret, "key": "token"}}}, why)
+
+
+def config_checksum(data: Mapping[str, str]) -> dict[str, str]:
+    """Return an annotation for pods that read a ConfigMap: other files in it replace the pods."""
+    text = json.dumps(data, sort_keys=True)
+    return {CONFIG_CHECKSUM: hashlib.sha256(text.encode()).hexdigest()[:16]} if data else {}
+
+
 def storage_settings(job: Job) -> list[Setting]:
     account = job.place.storage_account
     return [Setting("AZURE_STORAGE_ACCOUNT_NAME", account, "the account of the az:// containers")] if account else []
 
 
-def has_identity_label(job: Job) -> bool:
+def has_identity_label(job: Job, identity: str = "") -> bool:
     place = job.place
-    return job.cloud == "azure" and bool(place.identity or place.storage_account)
+    return job.cloud == "azure" and bool(identity or place.identity or place.storage_account)
 
 
 def resources(job: Job) -> dict[str, Any]:
@@ -63,8 +78,9 @@ def resources(job: Job) -> dict[str, Any]:
     limits: dict[str, Any] = {accelerator(job): job.num_processes}
     machine, needs = job.machine, fabric_needs(job)
     if machine.fabric.kubernetes_resource and machine.num_fabric_devices and job.num_nodes > 1:
-        limits[machine.fabric.kubernetes_resource] = note(
-            machine.num_fabric_devices, f"all of {machine.name}'s; without them NCCL falls back to TCP, in silence")
+        is_given = job.place.is_existing and machine.fabric.kubernetes_resource.startswith("rdma/")
+        limits[machine.fabric.kubernetes_resource] = note(machine.num_fabric_devices, GIVEN if is_given else (
+            f"all of {machine.name}'s; without them NCCL falls back to TCP, in silence"))
     if needs.hugepages_2mi:
         limits["hugepages-2Mi"] = note(needs.hugepages_2mi, needs.why)
     share = job.num_processes / machine.gpus_per_host  # of fewer than all: pods of the others have the rest
@@ -74,6 +90,11 @@ def resources(job: Job) -> dict[str, Any]:
                                               "the agents on every node")
     if job.memory_gib is not None:
         requests["memory"] = limits["memory"] = f"{max(1, int(share * job.memory_gib))}Gi"
+    for name, amount in (text.split("=") for text in job.place.resources):
+        if name in ("cpu", "memory"):
+            requests[name] = amount
+        if name != "cpu":
+            limits[name] = note(amount, GIVEN) if name.startswith("rdma/") else amount
     return {"requests": requests, "limits": limits}
 
 
@@ -84,6 +105,8 @@ def accelerator(job: Job) -> str:
 
 def node_selector(job: Job) -> dict[str, Any]:
     machine, place = job.machine, job.place
+    if place.node_selector or machine.name not in load_catalog().machines:
+        return dict(label.split("=") for label in place.node_selector)
     selector: dict[str, Any] = {INSTANCE_TYPE: machine.machine_type or machine.name}
     if job.is_tpu:
         selector = {"cloud.google.com/gke-tpu-accelerator": machine.gke_accelerator,
@@ -104,6 +127,11 @@ def tolerations(job: Job) -> list[Any]:
     if job.is_spot and job.cloud in SPOT_TAINTS:
         name, value = SPOT_LABELS[job.cloud][0]
         found.append({"key": name, "operator": "Equal", "value": value, "effect": "NoSchedule"})
+    for taint in job.place.tolerations:
+        label, _, effect = taint.rpartition(":")
+        name, has_value, value = label.partition("=")
+        found.append({"key": name, **({"operator": "Equal", "value": value} if has_value else {"operator": "Exists"}),
+                      "effect": effect})
     return found
 
 

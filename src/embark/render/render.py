@@ -5,12 +5,13 @@ from collections.abc import Callable
 from embark.render.clouds import aws, azure, gcp
 from embark.render.folder import File
 from embark.render.image import render_image, render_tpu_image
-from embark.render.job import FOLLOW, POD_TARGETS, Job
+from embark.render.job import FOLLOW, POD_TARGETS, SLURM, Job
 from embark.render.monitoring import render_budget, render_monitoring
 from embark.render.serving import SERVE_TARGETS
 from embark.render.targets import endpoints, kubernetes
 from embark.render.targets.follow import render_follow
 from embark.render.targets.serve import render_serve
+from embark.render.targets.slurm import render_slurm
 from embark.render.targets.torchx import render_torchx
 from embark.render.targets.tpu_vm import render_tpu_vm
 from embark.render.targets.vertex import render_vertex
@@ -28,6 +29,7 @@ TARGETS: dict[str, Render] = {  # plain machines, `vm` and `tpu-vm`, have no job
     "ray": kubernetes.render_ray,
     "torchx": render_torchx,
     "vertex": render_vertex,
+    SLURM: render_slurm,
     FOLLOW: render_follow,
     "serve": render_serve,
     "kserve": render_serve,
@@ -44,7 +46,7 @@ MACHINES: dict[str, Render] = {"aws": aws.render_vm, "azure": azure.render_vm, "
 def render(job: Job) -> list[File]:
     """Return every file: those of all targets, the image, the queue if one is named, and the infrastructure."""
     others = [file for target in job.targets[1:] for file in TARGETS[target](job.with_target(target))]
-    files = [*own_files(job), *others, *render_infrastructure(job)]
+    files = [*own_files(job), *others, *kubernetes.render_export_job(job), *render_infrastructure(job)]
     paths = [file.path for file in files]
     assert len(set(paths)) == len(paths), f"two files of one name: {sorted(paths)}"
     return files
@@ -65,10 +67,10 @@ def own_files(job: Job) -> list[File]:
 
 
 def render_infrastructure(job: Job) -> list[File]:
-    """Return every file that the job needs beside its own; none on a cluster of yours."""
+    """Return every file that the job needs beside its own; none in a cluster that exists."""
     target, cloud = job.target, job.cloud
     in_pods = target in (*POD_TARGETS, FOLLOW)
-    if target in SERVE_TARGETS or (in_pods and not job.place.infrastructure):
+    if target in SERVE_TARGETS or target == SLURM or (in_pods and job.place.is_existing):
         return []
     files = [*render_volumes(job), *render_budget(job)]
     if target == "vm":

@@ -17,6 +17,8 @@ _CLOUDS = {"s3": "aws", "az": "azure", "gs": "gcp"}
 ENDPOINTS = {"cloud-run": "gcp", "vertex-endpoint": "gcp", "sagemaker": "aws", "azureml": "azure"}
 """Managed endpoints, and whose they are."""
 MAX_CLOUD_RUN_GIB = 32
+IMAGE_GIB = 20  # Disk for the image and the system's own pods.
+EXPORT_GIB = 4  # Memory of an export whose id maps are not known.
 NATS_PORT = 4222
 AWAY_S = 3600.0  # Seconds until a lost trainer runs again, on a machine that is bought for it.
 MIN_RETENTION_S = MAX_EVERY_S + AWAY_S
@@ -39,9 +41,41 @@ def server_name(name: str) -> str:
     return f"{name}-serve"
 
 
-def serve_mistakes(spec: RunSpec, catalog: Catalog) -> Iterator[Mistake]:
+def token_secret(spec: RunSpec, name: str) -> str:
+    """Return the name of the Secret with the token of requests; empty if the servers ask for none."""
+    return f"{server_name(name)}-token" if spec.serve.auth == "token" else ""
+
+
+def secret_commands(spec: RunSpec, name: str) -> dict[str, str]:
+    """Return the Secrets that the pods of a deployment read, each with the command that creates it."""
+    place, stream, token = spec.place, spec.stream, '--from-literal=token="$TOKEN"'
+    options = {token_secret(spec, name): token}
+    if place.target == "follow":
+        options[stream.secret] = f'{token} --from-literal=options.toml="token = \\"$TOKEN\\""' \
+            if has_own_broker(spec, name) else "--from-file=options.toml"
+    commands = {secret: f'TOKEN="$(openssl rand -hex 32)"; kubectl create secret generic {secret} --namespace '
+                f"{place.namespace} {words}" for secret, words in options.items() if secret}
+    if has_tls(spec):
+        commands[spec.serve.tls_secret] = f"kubectl create secret tls {spec.serve.tls_secret} --namespace " \
+            f"{place.namespace} --cert=server.pem --key=server.key"
+    return commands
+
+
+def has_tls(spec: RunSpec) -> bool:
+    """Return whether the servers speak HTTPS. On Knative and on managed endpoints something before them does."""
+    return bool(spec.serve.tls_secret) and spec.place.target in ("serve", "follow")
+
+
+def serve_mistakes(spec: RunSpec, catalog: Catalog, cloud: str) -> Iterator[Mistake]:
     """Yield the mistakes that keep a server from being deployed."""
-    artifact = artifact_of(spec)
+    artifact, serve = artifact_of(spec), spec.serve
+    if serve.expose and (not has_tls(spec) or serve.auth != "token"):
+        yield Mistake("", "serve.expose", serve.expose, "requests and their token would pass in plain text, or anyone "
+                      "might ask", 'set serve.tls_secret and leave serve.auth = "token"; place.target "serve" or '
+                      '"follow" has it')
+    if serve.expose == "internal" and not cloud:
+        yield Mistake("", "serve.expose", serve.expose, "which cloud's load balancer it is, is not known",
+                      'set place.cloud, or "public" where the cluster decides')
     if "://" not in artifact:
         yield Mistake("", "serve.artifact", artifact, "is on this machine; pods do not see it",
                       "embark export RUN --to s3://BUCKET/NAME, and set it to that place; embark serve serves it here")
@@ -95,12 +129,57 @@ def endpoint_machine(spec: RunSpec, cloud: str) -> str:
 
 
 def cloud_run_gib(spec: RunSpec) -> int:
-    """Memory of an instance of Cloud Run, whose disk is memory and which fetches a new version beside the old one."""
-    from embark.plan.serving import replica_bytes, table_bytes
+    """Memory of an instance of Cloud Run, whose disk is memory: the files of all versions, which are mapped from
+    there."""
+    from embark.plan.serving import measured_cost, versions_bytes
 
     if spec.serve.memory_gib is not None:
         return math.ceil(spec.serve.memory_gib)
-    return math.ceil((replica_bytes(spec, spec.serve.tables) + 1.2 * table_bytes(spec, spec.serve.tables)) / GIB)
+    return math.ceil((versions_bytes(artifact_bytes(spec)) + measured_cost().process_bytes) / GIB)
+
+
+def artifact_bytes(spec: RunSpec) -> float:
+    """Return the size of a full version; where the tables are not known, the memory that the spec gives a replica."""
+    from embark.plan.serving import version_bytes
+
+    return version_bytes(spec, spec.serve.tables) if knows_tables(spec) else memory_gib(spec) * GIB
+
+
+def disk_gib(spec: RunSpec) -> int:
+    """Disk for the versions that a server or a publisher has at the same moment."""
+    return versions_gib(artifact_bytes(spec))
+
+
+def versions_gib(num_bytes: float) -> int:
+    """Disk for them, of the bytes of one version."""
+    from embark.plan.serving import versions_bytes
+
+    return math.ceil(versions_bytes(num_bytes) / GIB)
+
+
+def node_disk_gib(spec: RunSpec) -> int:
+    """Disk of a machine for one replica. GKE, which keeps most for itself, leaves pods 55 % of a disk; the image lies
+    there too."""
+    return 10 * math.ceil((disk_gib(spec) + IMAGE_GIB) / 0.55 / 10)
+
+
+def export_bytes(spec: RunSpec) -> float:
+    """Return what an export reads and writes: the tables in a checkpoint, in float32, and the version."""
+    from embark.plan.serving import version_bytes
+
+    return version_bytes(spec, "fp32") + artifact_bytes(spec) if knows_tables(spec) else 0.0
+
+
+def export_memory_gib(spec: RunSpec) -> int:
+    """Memory of an export: its id maps and pieces of the tables. The items of a retrieval model are indexed in
+    memory."""
+    from embark.plan.serving import replica_bytes, table_bytes, version_bytes
+
+    if not knows_tables(spec):
+        return EXPORT_GIB
+    if spec.model.kind == "two_tower":
+        return EXPORT_GIB + math.ceil(replica_bytes(spec, "fp32") / GIB)
+    return EXPORT_GIB // 2 + math.ceil(1.2 * (version_bytes(spec, "fp32") - table_bytes(spec, "fp32")) / GIB)
 
 
 def knows_tables(spec: RunSpec) -> bool:
@@ -133,10 +212,12 @@ def broker_url(name: str) -> str:
 
 
 def with_broker(spec: RunSpec, name: str) -> RunSpec:
-    """Give a spec without servers those of the deployment."""
-    if spec.stream.source != "nats" or spec.stream.servers:
+    """Give a spec without servers those of the deployment, and the Secret with their token."""
+    stream = spec.stream
+    if stream.source != "nats" or stream.servers:
         return spec
-    return spec.model_copy(update={"stream": spec.stream.model_copy(update={"servers": (broker_url(name),)})})
+    own = {"servers": (broker_url(name),), "secret": stream.secret or broker_name(name)}
+    return spec.model_copy(update={"stream": stream.model_copy(update=own)})
 
 
 def has_own_broker(spec: RunSpec, name: str) -> bool:
@@ -161,6 +242,9 @@ def follow_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     if serve.artifact and serve.artifact.rstrip("/") != published_uri(spec):
         yield Mistake("", "serve.artifact", serve.artifact, f"the trainer publishes to {published_uri(spec)}",
                       "leave it out: servers follow the place that versions are published to")
+    if spec.place.identity and not serve.identity:
+        yield Mistake("", "serve.identity", "", "the servers would act as the trainer, which may delete checkpoints",
+                      f"an identity that may read {published_uri(spec)}, and nothing else")
     if serve.tables != spec.publish.tables:
         yield Mistake("", "serve.tables", serve.tables, f'publish.tables = "{spec.publish.tables}", which is what '
                       "servers load", f'set it to "{spec.publish.tables}"')

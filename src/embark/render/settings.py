@@ -94,7 +94,9 @@ def _computed(job: Job) -> Iterator[Setting]:
 
 
 def _fabric(job: Job) -> Mapping[str, Any]:
-    row: Mapping[str, Any] = _table()["fabric"].get(job.machine.fabric.name, {})
+    has_rdma = any(amount.startswith("rdma/") for amount in job.place.resources)
+    name = "infiniband" if has_rdma else job.machine.fabric.name
+    row: Mapping[str, Any] = _table()["fabric"].get(name, {})
     return row
 
 

@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from embark.kubernetes.objects import OPERATOR_VERSIONS
+from embark.catalog import load_catalog
 from embark.render.folder import File
 from embark.render.job import SCHEMES, Job
 from embark.render.yaml_text import header, nest, plain, yaml_part
@@ -30,6 +30,14 @@ MAX_WIDTH = 110
 Words = tuple[str, ...]
 _VARIABLE = re.compile(r"\$(?:\{([^}]+)\}|(\w+))")
 LOG = "/var/log/embark.log"  # The log of a plain machine.
+CLUSTER_USD_PER_HOUR = {"aws": 0.55, "azure": 0.38, "gcp": 0.37}
+"""The price of a control plane, two small machines and, on AWS, a NAT gateway: the clouds' price lists, 2026-11."""
+LOGINS = {
+    "aws": {"probe": "aws sts get-caller-identity", "fix": "aws sso login, or set AWS_PROFILE"},
+    "azure": {"probe": "az account get-access-token --query expiresOn", "fix": "az login"},
+    "gcp": {"probe": "gcloud auth print-access-token", "fix": "gcloud auth login"},
+}
+"""The command that fails without a valid login, and how to log in. `az account show` reads a file and never fails."""
 PLACE = "CONSTANTS = None\n"  # The line of a body that makes way for the values.
 
 
@@ -51,14 +59,16 @@ def script_file(path: str, template: str, job: Job, **values: Any) -> File:
 def job_text(template: str, job: Job, **values: Any) -> str:
     """Render a template with these values and those that every template may use."""
     place = job.place
-    own = [bucket for bucket in job.buckets if bucket.scheme == SCHEMES[job.cloud]]
+    own = [bucket for bucket in job.buckets if bucket.scheme == SCHEMES.get(job.cloud)]
     storage_account = needed_setting("STORAGE_ACCOUNT", place.storage_account,
                                      "a name for the storage account, 3 to 24 small letters and digits")
     return render_template(
         template, job=job, location=job.location, place=place, buckets=own, volume=job.volume, log=LOG,
-        is_vm=place.target in ("vm", "tpu-vm"), versions=OPERATOR_VERSIONS, step_text=step_text,
+        is_vm=place.target in ("vm", "tpu-vm"), versions=load_catalog().versions, step_text=step_text,
         project_setting=needed_setting("PROJECT", place.account, "the id of your Google Cloud project"),
-        storage_account_setting=storage_account, **values)
+        storage_account_setting=storage_account, login=LOGINS.get(job.cloud),
+        cluster_price=f"The cluster: {CLUSTER_USD_PER_HOUR.get(job.cloud, 0.0):.2f} USD an hour until it is deleted.",
+        **values)
 
 
 def script(about: str, *parts: str) -> str:
@@ -68,7 +78,8 @@ def script(about: str, *parts: str) -> str:
 
 
 def script_header(about: str) -> Shell:
-    return Shell(f"{header(about)}set -euo pipefail\n")
+    # The option makes `x=$(function)` stop at the function's first error too; shells before bash 4.4 lack it.
+    return Shell(f"{header(about)}set -euo pipefail\nshopt -s inherit_errexit 2>/dev/null || true\n")
 
 
 def command(*words: str, indent: int = 0) -> Shell:

@@ -12,7 +12,7 @@ from embark.render.shell_text import job_text, script_file
 from embark.render.yaml_text import header, plain
 
 GIB_PER_TIB = 1024
-LUSTRE_STEP_GIB = 9000
+HOURS_PER_MONTH = 730
 _FILLED_BY = {"aws": "storage.sh substitutes the file system's id and names.",
               "azure": "storage.sh substitutes its address.", "gcp": "storage.sh substitutes its address."}
 
@@ -24,21 +24,32 @@ def render_volumes(job: Job) -> list[File]:
     files: list[File] = []
     if job.volume:
         size_gib = capacity_gib(job, job.volume)
-        rate = job.volume.gbyte_per_s(size_gib / GIB_PER_TIB)
-        speed = "" if rate is None else f"{size_gib:,} GiB of {job.volume.title} read {rate:.1f} GB/s."
-        values |= {"size_gib": size_gib, "speed": speed}
+        values |= {"size_gib": size_gib, "speed": volume_text(job)}
         files = _volume_files(job, job.volume.title, {**values, "size": f"{size_gib}Gi"})
     return [script_file("storage.sh", f"{job.cloud}/storage.sh.j2", job, **values), *files]
 
 
 def capacity_gib(job: Job, volume: Volume) -> int:
-    """Return the smallest size that can be bought: the speed grows with it, and so does the bill."""
-    least_gib = round((volume.min_tib or 1.0) * GIB_PER_TIB)
-    if job.cloud == "aws":  # FSx sells 1200, then multiples of 2400
-        return 1200 if least_gib <= 1229 else -(-least_gib // 2400) * 2400
-    if job.cloud == "gcp" and "lustre" in job.place.volume:
-        return max(1, round(least_gib / LUSTRE_STEP_GIB)) * LUSTRE_STEP_GIB
-    return least_gib
+    """Return the size that the plan needs, or the smallest that is sold if it is not known how much that is."""
+    return round(job.bought_volume.tib * GIB_PER_TIB) if job.bought_volume else volume.bought_gib(0.0)
+
+
+def volume_text(job: Job) -> str:
+    """Say how large, how fast and how dear the volume is; empty without one."""
+    volume = job.volume
+    if volume is None:
+        return ""
+    tib = capacity_gib(job, volume) / GIB_PER_TIB
+    rate, usd = volume.gbyte_per_s(tib), volume.usd_per_month(tib)
+    parts = [*([] if rate is None else [f"read {rate:.2g} GB/s"]),
+             *([] if usd is None else [f"cost {usd / HOURS_PER_MONTH:,.2f} USD an hour"])]
+    size = f"{tib * GIB_PER_TIB:,.0f} GiB of {volume.title}"
+    text = f"{size} {' and '.join(parts)}." if parts else f"The volume: {size}."
+    if job.bought_volume is None:
+        text += " It is the smallest that is sold: data.num_train_samples would tell what the run needs."
+    elif not job.bought_volume.is_enough:
+        text += " The run could read faster than this; embark plan says how long it takes."
+    return text
 
 
 def needs_copy(job: Job) -> bool:

@@ -75,7 +75,7 @@ def evaluate_run(
 ) -> EvaluationResult:
     """Measure the metrics on `split` of the run's data, or of the prepared data or the raw files at `data`."""
     with (
-        open_rows(trained.spec, trained.fingerprint, data, split) as rows,
+        open_rows(trained.spec, trained.fingerprint, data, split, run_uri=trained.run_dir.uri) as rows,
         loaded(trained, open_backend(trained.spec), rows) as model,
     ):
         found = Evaluation(rows.source, rows.spec.train.batch_size, model.world, rows.spec.model.tasks).run(

@@ -98,7 +98,7 @@ def measure_importance(
 ) -> ImportanceResult:
     """Measure the importance of every feature, on rows as `evaluate_run` takes them, of which at most `num_rows`."""
     _refuse_without_features(trained)
-    with open_rows(trained.spec, trained.fingerprint, data, split) as rows:
+    with open_rows(trained.spec, trained.fingerprint, data, split, run_uri=trained.run_dir.uri) as rows:
         parts = RowsInMemory.folds(rows.source, max(0, num_rows), NUM_PARTS)
         clicks = [main_label(part.batch.label, rows.spec.model.tasks).sum() for part in parts]
         if not parts or any(not 0 < num < part.num_eval_samples for num, part in zip(clicks, parts, strict=True)):

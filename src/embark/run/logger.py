@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from embark import __version__
+from embark.data.kept_maps import keep_id_maps
 from embark.errors import EmbarkError, Interrupted, MissingPackage, OverBudget, Preempted, UserError
 from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
 from embark.events.events import Change
@@ -165,6 +166,11 @@ def log_start(
         "versions": {"embark": __version__, **{name: found for name, found in installed().items() if found}},
     })
     logger.log("plan", layout)
+    if world.is_first and spec.data.kind == "prepared":
+        try:
+            keep_id_maps(run_dir.uri, spec.data.path)
+        except EmbarkError as error:  # training needs no map
+            logger.warn(f"the run keeps no id maps, so that it is exported only where its data is: {error.what}")
     for note in source.notes:
         logger.warn(note)
     if step:

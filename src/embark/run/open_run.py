@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from embark.errors import EmbarkError, Interrupted, OverBudget, Preempted, RunInUse, UserError
@@ -93,17 +94,20 @@ class RunOpener:
         root, ttl_s = spec.store.root, lease_ttl_s(spec)
         while True:
             run_dir = first_free_run(root, spec.name) if fresh else RunDir(run_uri(root, spec.name))
-            try:
-                make_directory(run_dir.path)
-            except OSError as error:
-                raise UserError(f"{run_dir.path}: {error.strerror}",
-                                fix="set store.root to a writable directory") from error
+            make_run_directory(run_dir.path)
             with suppress(*([RunInUse] if fresh else [])):  # another start has made the same directory just now
                 lease = acquire(run_dir.store, ttl_s, self.notify, pause=self.pause)
                 if not fresh or lease.token == 1:
                     self.at_end.callback(lease.release)
                     return replace(run_dir, lease=lease, attempt=lease.token, is_fresh=fresh)
                 lease.release()
+
+
+def make_run_directory(path: Path) -> None:
+    try:
+        make_directory(path)
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror}", fix="set store.root to a writable directory") from error
 
 
 def _remove_begun(run_dir: RunDir) -> None:

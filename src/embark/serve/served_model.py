@@ -163,7 +163,8 @@ class ServedModel:
         scorer, self._prepared, before = self._prepared, None, self.scorer
         assert scorer is not None
         self.answer_with(scorer)
-        self.previous = before if scorer.artifact.deltas else None
+        shares_files = scorer.artifact.folders[0] == before.artifact.folders[0]
+        self.previous = before if scorer.artifact.deltas and shares_files else None
         return {*before.artifact.folders, *scorer.artifact.folders}
 
     def answer_with(self, scorer: RequestScorer) -> None:
@@ -174,6 +175,11 @@ class ServedModel:
             self._uses += Counter()  # drops zeros: an identity is used again once its artifact is gone
             self.scorer, self.refused = scorer, None
         self._report(change)
+
+    @property
+    def folders(self) -> set[Path]:
+        """The folders of the active version."""
+        return set(self.artifact.folders)
 
     def set_state(self, current: int | None, refused: VersionChange | None) -> None:
         """Set the version in `current.json`, and why it does not answer; listeners hear of a new reason."""

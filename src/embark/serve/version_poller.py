@@ -8,6 +8,7 @@ and the rows of a delta alone are uploaded.
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from embark.export.artifact import (
     current,
     current_version,
     fetch_version,
+    make_room,
     open_artifact,
     open_versions,
     remove_fetched,
@@ -43,6 +45,7 @@ def load_first(
     """Load a version, by default the current one; if that is damaged, the newest earlier one that is not, with the
     reason."""
     try:
+        make_room(uri, version)
         return load(version), None
     except DataError as error:
         if version is not None:
@@ -56,6 +59,7 @@ def load_first(
             if wanted is not None and number >= wanted:
                 continue
             try:
+                make_room(uri, number)
                 return load(number), VersionChange(wanted, number, error.what, error.fix)
             except DataError as other:
                 _log.warning("version %d cannot be served either: %s", number, other.what)
@@ -94,6 +98,10 @@ class PolledModel(Protocol):
     @property
     def identity(self) -> str:
         """The identity of the active version."""
+
+    @property
+    def folders(self) -> set[Path]:
+        """The folders of the active version."""
 
     def set_state(self, current: int | None, refused: VersionChange | None) -> None:
         """Set the version in `current.json`, and why it does not answer; listeners hear of a new reason."""
@@ -134,7 +142,8 @@ class VersionPoller:
             thread.join(_STOP_S)
 
     def _run(self) -> None:
-        while not self._stopping.wait(self._poll_s):
+        # Replicas that were started together do not fetch a new version together.
+        while not self._stopping.wait(random.uniform(0.5, 1.5) * self._poll_s):
             with self._lock:
                 self.poll()
 
@@ -146,6 +155,7 @@ class VersionPoller:
                 refused = self._model.refused
                 if refused and refused.is_of(wanted) and time.monotonic() < self._retry_from_s:
                     return
+                make_room(self._versions.store.uri, wanted, self._model.folders)
                 self._model.prepare(wanted)
                 if self._stopping.is_set() or self._current() != wanted:  # it may have changed again meanwhile
                     self._model.discard()

@@ -27,7 +27,7 @@ from typing import Any
 from prometheus_client.core import Metric
 
 from embark.errors import EmbarkError, Fault
-from embark.export.artifact import VersionId, fetch_version
+from embark.export.artifact import VersionId, copy_folders, fetch_version, open_versions
 from embark.export.delta import identity_of
 from embark.serve.endpoint import GRACE_S, MAX_CONNECTIONS, is_ready, refuse_new_clients
 from embark.serve.served_model import VersionChange
@@ -85,6 +85,11 @@ class WorkerPool:
     def identity(self) -> str:
         return self._active.identity
 
+    @property
+    def folders(self) -> set[Path]:
+        """The folders of the active version."""
+        return copy_folders(open_versions(self._settings.uri), self._active.chain)
+
     def set_state(self, current: int | None, refused: VersionChange | None) -> None:
         """Tell every worker which version is current, and why it does not answer."""
         before, self.current, self.refused = (self.current, self.refused), current, refused
@@ -101,6 +106,7 @@ class WorkerPool:
         """Prepare a version in every process, or in none."""
         fetched, active = self._previous, self._active
         if wanted[:2] != fetched[:2]:
+            self._previous = VersionId(0, "")  # its copies may have made room for this one
             fetched = fetch_version(self._settings.uri, wanted, active.identity)
             if identity_of(fetched.chain[0]) == active.identity:
                 fetched = fetched._replace(chain=(*active.chain[:-1], *fetched.chain))

@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat
 from embark.errors import Mistake, SpecError, conflict, nearest
 from embark.spec.data import DataSpec, interactions_mistakes, moment
 from embark.spec.model import SHARED, ModelSpec, dynamic_mistakes
-from embark.spec.place import ELASTIC_TARGETS, PlaceSpec
+from embark.spec.place import CLUSTER_TARGETS, ELASTIC_TARGETS, EXISTING_FIELDS, PlaceSpec
 from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
 from embark.spec.sequence import EMBEDDING_SHARDINGS, sequence_mistakes
 from embark.spec.serve import PublishSpec, ServeSpec
@@ -125,7 +125,7 @@ class RunSpec(Section):
         """Find conflicts between fields that are each valid alone."""
         for find in (_model_mistakes, two_tower_mistakes, sequence_mistakes, dynamic_mistakes, _data_mistakes,
                      task_mistakes, metric_mistakes, interactions_mistakes, stream_mistakes, _train_mistakes,
-                     _elastic_mistakes, _acceptance_mistakes):
+                     _cluster_mistakes, _elastic_mistakes, _acceptance_mistakes):
             yield from find(self)
 
 
@@ -325,6 +325,21 @@ def penalty_mistakes(spec: RunSpec) -> Iterator[Mistake]:
             "has no gradient")
         yield conflict("train.embedding_l2", spec.train.embedding_l2, f"table {several[0].name} {why}",
                        "leave it out, or set multi_hot = 1; train.weight_decay and model.dropout regularize too")
+
+
+def _cluster_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    place = spec.place
+    if not place.is_existing:
+        yield from place.unused("place", EXISTING_FIELDS, 'with place.cluster = "create"',
+                                'set place.cluster = "existing", or leave it out')
+        return
+    yield from place.unused("place", ("capacity", "reservation"), "in a cluster that exists", "leave it out")
+    if place.target not in CLUSTER_TARGETS:
+        yield conflict("place.cluster", place.cluster, f'place.target = "{place.target}" does not run in a cluster',
+                       f"leave it out, or set place.target to one of {', '.join(CLUSTER_TARGETS)}")
+    elif place.volume and not place.claim:
+        yield conflict("place.volume", place.volume, "no volume is created in a cluster that exists",
+                       "set place.claim to a PersistentVolumeClaim of place.namespace")
 
 
 def _elastic_mistakes(spec: RunSpec) -> Iterator[Mistake]:

@@ -1,13 +1,15 @@
 """`[serve]` and `[publish]`: how an exported model is deployed, and where versions go while it trains."""
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from embark.errors import UserError
+from embark.spec.place import IDENTITY, LABEL
 from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
 
+Namespaces = Annotated[tuple[Annotated[str, Field(max_length=63, pattern=rf"{LABEL}|^\*$")], ...], Field(strict=False)]
 DRAIN_S = 30  # Seconds after SIGTERM within which a server answers every request that it has accepted.
 
 
@@ -24,10 +26,33 @@ class ServeSpec(Section):
     """Replicas at most."""
     requests_in_flight: PositiveInt = 2
     """Requests in flight in each replica on average, above which the autoscaler adds replicas."""
-    autoscaler: Literal["hpa", "keda"] = "hpa"
-    """What scales a Deployment: a HorizontalPodAutoscaler, or a ScaledObject of KEDA, which makes one."""
-    prometheus: str = Field(default="http://prometheus-server.monitoring", max_length=200, pattern=r"^https?://[\w.:/-]+$")
+    autoscaler: Literal["hpa", "adapter", "keda"] = "hpa"
+    """What scales a Deployment. `hpa`: a HorizontalPodAutoscaler on CPU alone. `adapter`: one on requests in flight
+    too, which an adapter for custom metrics in the cluster has to serve. `keda`: a ScaledObject of KEDA on both, which
+    asks `prometheus`."""
+    prometheus: str = Field(default="http://prometheus-operated.monitoring:9090", max_length=200,
+                            pattern=r"^https?://[\w.:/-]+$")
     """The Prometheus that KEDA asks for the requests in flight."""
+    max_surge: NonNegativeInt | None = None
+    """Replicas that a rollout starts before it ends an old one: the nodes need room for them. With 0 one replica ends
+    before its successor starts. Default: 0, and 1 where `min_replicas` is 1."""
+    auth: Literal["token", "none"] = "token"
+    """`token`: on Kubernetes, requests need the bearer token that the Secret `NAME-serve-token` has as `token`. `none`:
+    whatever is before the servers decides who may ask."""
+    tls_secret: str = Field(default="", max_length=63, pattern=r"^$|^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
+    """A Kubernetes Secret of the type `kubernetes.io/tls`: the Deployment's servers speak HTTPS with it."""
+    expose: Literal["", "internal", "public"] = ""
+    """On Kubernetes, the cloud's load balancer before the Deployment's servers, which is paid while it exists:
+    `internal` for the cloud's own network, `public` for the internet. It passes TLS through, so that it needs
+    `tls_secret`, and the token. Empty: pods of the cluster alone reach the servers."""
+    clients: Namespaces = ()
+    """Namespaces whose pods may connect to the servers and to the broker, beside those of `place.namespace` and the
+    cluster's Prometheus. `["*"]`: everyone, such as a load balancer outside of the cluster."""
+    service_account: str = Field(default="embark-serve", max_length=63, pattern=LABEL)
+    """Kubernetes service account of the servers, which only read."""
+    identity: str = Field(default="", max_length=256, pattern=IDENTITY)
+    """Cloud identity of the servers, as `place.identity` is that of the others; it has to read the artifact, and
+    nothing else. Empty: `place.identity`, where nothing trains."""
     memory_gib: PositiveFloat | None = None
     """Memory of a replica; default: the tables, the id maps and the process, as `embark plan --serve` counts them."""
     machine: str = Field(default="", max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$|^$")

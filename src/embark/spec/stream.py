@@ -61,7 +61,8 @@ class StreamSpec(Section):
     broker_gib: PositiveInt = 100
     """Disk of the broker that `place.target` `follow` deploys: it has to hold `retention_hours` of records."""
     secret: str = Field(default="", max_length=63, pattern=r"^$|^[a-z0-9]([a-z0-9.-]*[a-z0-9])?$")
-    """A Kubernetes Secret with the file `options.toml`, for `EMBARK_STREAM_OPTIONS` in the trainer's pod."""
+    """A Kubernetes Secret with the file `options.toml`, for `EMBARK_STREAM_OPTIONS` in the trainer's pod. The broker
+    that `place.target` `follow` deploys takes its `token` too; empty: `NAME-nats`."""
 
     @property
     def is_on(self) -> bool:

@@ -1,6 +1,7 @@
 """The layout of a run: `<root>/<name>`, on this machine or behind a uri.
 
-    spec.toml  plan.txt  events.jsonl  dead_letters.jsonl  report.html  tracking_id  tensorboard/  checkpoints/  lease/
+    spec.toml  plan.txt  events.jsonl  dead_letters.jsonl  report.html  tracking_id  tensorboard/  checkpoints/  data/
+    lease/
 """
 
 import hashlib

@@ -12,7 +12,7 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ from embark.events.spending import attempts
 from embark.formatting import format_usd
 from embark.model.steps import num_steps_of
 from embark.run.budget import PRICE, usd_per_hour
-from embark.run.open_run import RunOpener
+from embark.run.open_run import RunOpener, make_run_directory
 from embark.run.resolve import resolve_run
 from embark.run.signals import StopSignals
 from embark.spec import RunSpec, to_toml
@@ -41,6 +41,7 @@ from embark.tuning.search_space import default_space, own_values, parse_search, 
 
 if TYPE_CHECKING:
     import optuna
+    from optuna.storages.journal import JournalFileOpenLock, JournalFileSymlinkLock
 
     from embark.run.trainer import TrainerBackend
 
@@ -64,6 +65,8 @@ class TuneRequest:
     search: Sequence[str] = ()
     """Fields and their values, such as `train.learning_rate=0.001..0.1`; empty: rates, optimizers, batch size and
     regularization."""
+    workers: int = 1
+    """Processes that share the search, such as the jobs of an array of Slurm. One alone repeats its trials exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +91,7 @@ class TuneResult:
     search: Mapping[str, str]
     trials: tuple[TrialResult, ...]
     num_wanted: int
-    stopped_by: str  # trials, minutes, usd; empty while it is under way.
+    stopped_by: str  # trials, minutes, usd; empty while it is under way, perhaps by other workers.
     best: int | None
     best_value: float | None
     own_value: float | None  # The value of the first trial, which has the spec's own settings.
@@ -107,8 +110,11 @@ def tune(
     """
     search = Search(spec, request or TuneRequest(), view)
     with nullcontext(signals) if signals else StopSignals() as entered, ExitStack() as at_end:
-        folder = search.spec.model_copy(update={"name": search.folder.name})
-        RunOpener(entered, view, at_end).acquire_run(folder, fresh=False)
+        if search.request.workers > 1:
+            make_run_directory(search.folder)
+        else:
+            folder = search.spec.model_copy(update={"name": search.folder.name})
+            RunOpener(entered, view, at_end).acquire_run(folder, fresh=False)
         return search.run(entered)
 
 
@@ -117,7 +123,8 @@ class Search:
     and no server is needed.
 
     What a trial tries is a function of the seed, its number and the trials before it, so a search that was killed and
-    resumed equals an undisturbed one. The process holds the folder's lease.
+    resumed equals an undisturbed one. The process holds the folder's lease. One of several workers holds only the
+    leases of its trials: it begins new ones first, and takes over those of workers that died at the end.
     """
 
     _study: optuna.Study
@@ -128,7 +135,7 @@ class Search:
         if run_dir.is_remote:
             raise UserError(f"store.root = {spec.store.root}: embark tune keeps its trials in a local directory",
                             fix="--set store.root=runs")
-        for name, value in (("trials", request.trials), ("minutes", request.minutes)):
+        for name, value in (("trials", request.trials), ("minutes", request.minutes), ("workers", request.workers)):
             if value is not None and not 0 < value < math.inf:
                 raise UserError(f"--{name} {value} is not a positive number", fix=f"leave --{name} out, or give one")
         self.folder = run_dir.path
@@ -149,6 +156,7 @@ class Search:
         self._subject = {**run.identity, **duration, "--metric": self._metric, "--search": self._search}
         self._usd_per_hour = _price(spec)
         self._finished: dict[int, TrialResult] = {}
+        self._elsewhere: set[int] = set()  # Trials that other workers are training.
 
     def run(self, signals: StopSignals) -> TuneResult:
         """Run trials until the number, the minutes or the dollars are reached."""
@@ -157,9 +165,16 @@ class Search:
         while not (spent := [name for name, left in self._left(self._save()).items() if left <= 0]):
             backend = backend or open_backend(self.spec)
             with self._next_trial() as (trial, values):
+                if trial is None:  # the last ones are with other workers
+                    return self._save("trials")
                 self._emit(self._save(), trial.number)
                 try:
                     self._train(trial, self.trial_spec(trial.number, values), backend, signals)
+                except RunInUse:
+                    if self.request.workers == 1:
+                        raise
+                    self._elsewhere.add(trial.number)
+                    continue
                 except OverBudget:
                     left = self._left(self._save()) | {"trials": math.inf}
                     return self._save(min(left, key=left.__getitem__))
@@ -170,14 +185,18 @@ class Search:
         """Begin with the spec's own values, or resume a study of the same subject; another one is refused."""
         require_packages("embark tune needs the optuna package, which is not installed", "tune", "optuna")
         import optuna
-        from optuna.storages.journal import JournalFileBackend
+        from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         journal = self.folder / JOURNAL
         subject = json.loads(json.dumps(self._subject))
         try:
-            _cut_partial_line(journal)
-            Path(f"{journal}.lock").unlink(missing_ok=True)  # of a killed process: the lease excludes a live one
+            _check_files(journal)
+            if self.request.workers == 1:  # the lease excludes a live one
+                Path(f"{journal}.lock").unlink(missing_ok=True)
+            journal.touch()
+            with _held(JournalFileSymlinkLock(str(journal))):
+                _cut_partial_line(journal)
             self._study = optuna.create_study(
                 storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))), study_name="tune",
                 load_if_exists=True, direction="maximize" if metric(self._metric).better == "up" else "minimize",
@@ -193,27 +212,38 @@ class Search:
                             fix="--set name=… starts a new search")
         for one in self._trials():
             self._check_values(one.number, one.params)
-        self._study.set_user_attr(SUBJECT, subject)
-        if not self._study.get_trials(deepcopy=False):
-            own = own_values(self.spec, self._space)
-            self._study.enqueue_trial({field: own[field] for field, of in self._space.items()
-                                       if of.contains(own[field])})
+        with self._alone():
+            self._study.set_user_attr(SUBJECT, subject)
+            if not self._study.get_trials(deepcopy=False):
+                own = own_values(self.spec, self._space)
+                self._study.enqueue_trial({field: own[field] for field, of in self._space.items()
+                                           if of.contains(own[field])})
 
     def _trials(self) -> list[optuna.trial.FrozenTrial]:
         """Return the trials that were started."""
         return [one for one in self._study.get_trials() if one.state.name != "WAITING"]
 
     @contextmanager
-    def _next_trial(self) -> Iterator[tuple[optuna.Trial, dict[str, Any]]]:
-        """Give the trial that was interrupted, or a new one, with its values."""
+    def _next_trial(self) -> Iterator[tuple[optuna.Trial | None, dict[str, Any]]]:
+        """Give the trial that was interrupted, or a new one, with its values; None if other workers have the rest."""
         import optuna
 
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of samplers that are new, and of evaluations reported twice
-            open_ids = [one._trial_id for one in self._trials() if not one.state.is_finished()]
-            number = len(self._trials()) - len(open_ids)
-            self._study.sampler = optuna.samplers.TPESampler(seed=self.spec.train.seed + number, multivariate=True)
-            trial = optuna.Trial(self._study, open_ids[0]) if open_ids else self._study.ask()
+            with self._alone():
+                begun = self._trials()
+                left = [one for one in begun if not one.state.is_finished() and one.number not in self._elsewhere]
+                can_begin = len(begun) < self.request.trials
+                if can_begin and (not left or self.request.workers > 1):
+                    found: optuna.Trial | optuna.trial.FrozenTrial | None = self._study.ask()
+                else:
+                    found = left[0] if left else None
+            if found is None:
+                yield None, {}
+                return
+            self._study.sampler = optuna.samplers.TPESampler(
+                seed=self.spec.train.seed + found.number, multivariate=True, constant_liar=self.request.workers > 1)
+            trial = optuna.Trial(self._study, found._trial_id)
             values = {field: dimension.suggest(trial, field) for field, dimension in self._space.items()}
             self._check_values(trial.number, values)
             yield trial, values
@@ -230,10 +260,11 @@ class Search:
             if trial.should_prune() else ""
 
     def tell(self, trial: optuna.Trial, state: str, value: float | None = None) -> None:
-        """Record how a trial ended: `COMPLETE`, `PRUNED` or `FAIL`."""
+        """Record how a trial ended: `COMPLETE`, `PRUNED` or `FAIL`. Another worker may have found it at its end too."""
         import optuna
 
-        self._study.tell(trial, value, state=optuna.trial.TrialState[state])
+        with self._alone():
+            self._study.tell(trial, value, state=optuna.trial.TrialState[state], skip_if_finished=True)
 
     def _train(self, trial: optuna.Trial, spec: RunSpec, backend: TrainerBackend, signals: StopSignals) -> None:
         from embark.run.loop import train
@@ -246,7 +277,7 @@ class Search:
             return self.tell(trial, "PRUNED")
         # At the deadline the run stops as if its budget were spent, and saves.
         left = self._left(self._result()) | {"trials": math.inf}
-        signals.deadline_s = time.monotonic() + min(left.values())
+        signals.deadline_s = time.monotonic() + min(left.values()) / self.request.workers
         try:
             ended = train(spec, backend, [_OpenFanout(self._view)], signals=signals, prune=report)
         except (Interrupted, Preempted, OverBudget, RunInUse, Fault):
@@ -285,14 +316,17 @@ class Search:
 
     def _save(self, stopped_by: str = "") -> TuneResult:
         """Write the results, for `embark watch` and for a person, and remove checkpoints that nobody needs."""
-        result = self._result(stopped_by)
-        if result.best is not None:
-            best = with_values(self._given, {**result.trials[result.best].values, "name": f"{self.spec.name}-tuned"})
-            write_atomic(self.folder / BEST, to_toml(best, only_set=True))
-        write_atomic(self.folder / TUNE, json.dumps(to_jsonable(asdict(result)), indent=1, allow_nan=False) + "\n")
+        with self._alone():
+            result = self._result(stopped_by)
+            if result.best is not None:
+                best = with_values(self._given, {**result.trials[result.best].values,
+                                                 "name": f"{self.spec.name}-tuned"})
+                write_atomic(self.folder / BEST, to_toml(best, only_set=True))
+            write_atomic(self.folder / TUNE, json.dumps(to_jsonable(asdict(result)), indent=1, allow_nan=False) + "\n")
         for one in result.trials:
             if one.number != result.best and one.state != "unfinished":
-                shutil.rmtree(Path(one.run_dir, "checkpoints"), ignore_errors=True)
+                for folder in ("checkpoints", "data"):
+                    shutil.rmtree(Path(one.run_dir, folder), ignore_errors=True)
         return result
 
     def _result(self, stopped_by: str = "") -> TuneResult:
@@ -301,6 +335,8 @@ class Search:
         complete = {one.number: sign * (one.value or 0.0) for one in trials if one.state == "complete"}
         best = max(complete, key=complete.__getitem__, default=None)
         seconds = sum(one.seconds for one in trials)
+        if stopped_by == "trials" and any(one.state == "unfinished" for one in trials):
+            stopped_by = ""
         return TuneResult(
             folder=str(self.folder), metric=self._metric, search=self._search, trials=trials,
             num_wanted=self.request.trials, stopped_by=stopped_by, best=best,
@@ -309,6 +345,14 @@ class Search:
             best_spec="" if best is None else str(self.folder / BEST), seconds=seconds,
             usd=self._usd(seconds),
         )
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Exclude the other workers."""
+        from optuna.storages.journal import JournalFileOpenLock
+
+        with nullcontext() if self.request.workers == 1 else _held(JournalFileOpenLock(str(self.folder / "workers"))):
+            yield
 
     def _usd(self, seconds: float) -> float | None:
         return None if self._usd_per_hour is None else seconds / 3600 * self._usd_per_hour
@@ -359,10 +403,26 @@ def _damaged(journal: Path, why: str) -> UserError:
                      fix="remove it: the trials are run again; or --set name=… starts a new search")
 
 
-def _cut_partial_line(journal: Path) -> None:
-    """Cut off a line that a killed process did not finish, which Optuna would refuse."""
+@contextmanager
+def _held(lock: JournalFileOpenLock | JournalFileSymlinkLock) -> Iterator[None]:
+    """Hold one of Optuna's locks, which need nothing of the file system, and which it takes from a process that has
+    held one for 30 s."""
+    lock.acquire()
+    try:
+        yield
+    finally:
+        with suppress(RuntimeError):  # this process has held it for so long
+            lock.release()
+
+
+def _check_files(journal: Path) -> None:
     for path in (journal, journal.with_name(TUNE)):
         if path.is_symlink() or path.is_dir():
             raise ValueError(f"{path.name} is a link or a directory")
-    if journal.is_file():
-        os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
+
+
+def _cut_partial_line(journal: Path) -> None:
+    """Cut off a line that a killed process did not finish, which Optuna would refuse."""
+    size = journal.read_bytes().rfind(b"\n") + 1
+    if size != journal.stat().st_size:
+        os.truncate(journal, size)

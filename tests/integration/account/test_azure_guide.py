@@ -6,40 +6,33 @@ import re
 
 import pytest
 from integration.account.guide import (
-    RAY_HAS_TRAINED,
-    SERVE_SKIPS,
+    RAY_HAS_RUN,
+    SCORE,
     WarmSession,
     copy_of_clone,
     criteo_days,
     read_guide,
-    trained_run,
     walk,
 )
 
 pytestmark = pytest.mark.slow
 
-SKIPS = {
-    "pip install": "the package under test is installed already",
-    "embark data copy az://embark-example/runs": "the rehearsal's curves are not in the container",
-    **SERVE_SKIPS,
-}
 
-
-def test_azure_guide_trains_and_leaves_nothing_that_costs_money(tmp_path, warm_ray_python):
+def test_azure_guide_trains_serves_and_leaves_nothing_that_costs_money(tmp_path, warm_ray_python):
     clone, account = tmp_path / "clone", tmp_path / "account"
     account.mkdir()
     folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / "azure"
     criteo_days(folder)
     with WarmSession("azure", account, warm_ray_python) as session:
-        copy = f"embark data copy {trained_run(tmp_path / 'run')} az://embark-example/runs/dlrm"
-        walked = walk(session, read_guide(folder / "README.md"), folder, skips=SKIPS, before={"Serve": copy})
+        walked = walk(session, read_guide(folder / "README.md"), folder)
     report = walked.report
     assert report is not None
     assert report.paid == ()
     print(walked.coverage())  # Commands by real programs and by stand-ins.
     # Job, JobSet, TrainJob, PyTorchJob, RayJob, four machines and spot machines: each job ends.
     assert len(re.findall(r"^done$", walked.output, re.MULTILINE)) >= 7
-    assert RAY_HAS_TRAINED.search(walked.output)
+    assert RAY_HAS_RUN.search(walked.output)
     assert re.search(r"^dlrm on 2 x \S+: 16 ranks: succeeded$", walked.output, re.MULTILINE)  # `embark launch` says so.
     assert re.search(r"^dlrm-serve: 2 to 10 replicas: running$", walked.output, re.MULTILINE)
+    assert SCORE.search(walked.output)  # By the model that the guide trained.
     assert "rank 0: the image is there, az://embark-example/runs can be written: training" in walked.output

@@ -35,7 +35,7 @@ def test_the_quickstart_runs_in_the_cluster_of_a_cloud_s_guide(cloud: str, tmp_p
     with WarmSession(cloud, account, warm_ray_python) as session:
         walk(session, read_guide(tree / cloud / "README.md"), tree / cloud, sections=sections,
              skips={"pip install": "the environment under test is there already"})
-        for line in ("./storage.sh buckets", f"./{script} up", f"./{script} machines"):
+        for line in ("./storage.sh buckets", f"./{script} up --yes", f"./{script} machines --yes"):
             done = session.bash(line, tree / cloud)
             assert done.returncode == 0, f"{line}\n{done.stdout[-3000:]}"
         session.bash(f"cd {tree / 'quickstart'}", tree)

@@ -49,6 +49,54 @@ def test_a_spec_is_walked_there_and_back(cloud: str, capsys: pytest.CaptureFixtu
     assert not list(tmp_path.iterdir()), "it writes nothing where it is called"
 
 
+SERVE = ("place.target=serve", "data.kind=synthetic")
+SERVING_STEPS = ["cluster", "artifact", "machines", "launch", "request", "cancel", "destroy"]
+CLICKS = """
+name = "clicks"
+
+[model]
+num_dense = 4
+embedding_dim = 16
+num_tables = 6
+rows_per_table = 20000
+
+[stream]
+source = "nats"
+topics = ["events.shown"]
+
+[publish]
+to = "s3://own-7/clicks"
+
+[store]
+root = "s3://own-7/runs"
+
+[place]
+target = "follow"
+machine = "g5.xlarge"
+region = "us-west-2"
+
+[serve]
+machine = "m7i.2xlarge"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ["serve", "follow"])
+def test_servers_are_walked_there_and_back(target: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    if target == "serve":
+        code = rehearse("gcp", *SERVE, "serve.machine=n2-highmem-8")
+    else:
+        (tmp_path / "clicks.toml").write_text(CLICKS)
+        code = run(["rehearse", "--account", str(tmp_path / "clicks.toml"), "--json"])
+    report = json.loads(capsys.readouterr().out)
+    failed = [step for step in report["steps"] if not step["is_ok"]]
+    assert not failed, failed[0]["output"][-3000:] + failed[0]["error"]
+    assert [step["title"] for step in report["steps"] if step["title"] != "tools and project"] == [
+        "image", *SERVING_STEPS, "delete bucket and registry"]
+    assert report["paid"] == [], "the broker's disk is gone too"
+    assert code == 0
+
+
 def test_a_target_without_machines_of_its_own_is_refused(capsys: pytest.CaptureFixture[str]):
     code = rehearse("gcp", "place.target=cloud-run", "place.account=own-7", "data.path=gs://own-7/rows",
                     "serve.artifact=gs://bucket/model")

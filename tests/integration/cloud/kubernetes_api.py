@@ -6,7 +6,9 @@ scheduler, a kubelet and the Job controller would do, a test does: `pod`, `preem
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import copy
 import json
 import re
 import threading
@@ -22,8 +24,15 @@ from http_servers import HttpHandler, HttpServer
 
 KINDS = {
     "": {"namespaces": "Namespace", "serviceaccounts": "ServiceAccount", "configmaps": "ConfigMap",
-         "services": "Service", "pods": "Pod", "events": "Event", "persistentvolumeclaims": "PersistentVolumeClaim"},
-    "apps/v1": {"deployments": "Deployment"},
+         "services": "Service", "pods": "Pod", "events": "Event", "persistentvolumeclaims": "PersistentVolumeClaim",
+         "nodes": "Node", "secrets": "Secret"},
+    "authorization.k8s.io/v1": {"selfsubjectaccessreviews": "SelfSubjectAccessReview"},
+    "storage.k8s.io/v1": {"storageclasses": "StorageClass"},
+    "apps/v1": {"deployments": "Deployment", "statefulsets": "StatefulSet"},
+    "networking.k8s.io/v1": {"networkpolicies": "NetworkPolicy"},
+    "apiextensions.k8s.io/v1": {"customresourcedefinitions": "CustomResourceDefinition"},
+    "apiregistration.k8s.io/v1": {"apiservices": "APIService"},
+    "monitoring.coreos.com/v1": {"podmonitors": "PodMonitor"},
     "autoscaling/v2": {"horizontalpodautoscalers": "HorizontalPodAutoscaler"},
     "policy/v1": {"poddisruptionbudgets": "PodDisruptionBudget"},
     "batch/v1": {"jobs": "Job"},
@@ -34,6 +43,8 @@ KINDS = {
     "ray.io/v1": {"rayjobs": "RayJob"},
     "batch.volcano.sh/v1alpha1": {"jobs": "Job"},
 }
+CLUSTER_WIDE = ("Namespace", "Node", "SelfSubjectAccessReview", "StorageClass", "CustomResourceDefinition",
+                "APIService")
 OWNERS = ("jobs", "jobsets", "trainjobs", "pytorchjobs", "rayjobs")
 OBJECT = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+/[^/]+))(?:/namespaces/(?P<namespace>[^/]+))?/(?P<plural>[a-z]+)"
@@ -56,6 +67,8 @@ class KubernetesApi(HttpServer):
         """What the server says to every job it is asked to take."""
         self.forbidden: tuple[str, ...] = ()
         """Plurals that the asker may not touch."""
+        self.denied: tuple[str, ...] = ()
+        """Rights that a SelfSubjectAccessReview denies, such as `create jobs`."""
         self.ending_s = 0.2
         """From a deletion to the end of the pods."""
         self.is_hanging = False
@@ -195,6 +208,8 @@ class _Handler(HttpHandler):
             return self._refuse(403, "Forbidden", f'{plural} "{name}" is forbidden: User "me" cannot touch {plural}')
         if sub == "log":
             return self._log(name, query)
+        if self.command == "GET" and not name and query.get("watch") in ("1", "true"):
+            return self._watch(group, plural, namespace, query)
         if self.command == "GET" and not name:
             return self.answer_json(200, self._list(group, plural, namespace, query))
         if self.command == "GET":
@@ -206,7 +221,12 @@ class _Handler(HttpHandler):
             options = json.loads(body or b"{}")
             api.delete(*key, options.get("propagationPolicy", ""))
             return self.answer_json(200, {"kind": "Status", "apiVersion": "v1", "status": "Success"})
-        given = yaml.safe_load(body)
+        if plural == "selfsubjectaccessreviews":
+            asked = _resource_attributes(body)
+            words = "/".join(filter(None, (asked.get(5), asked.get(6))))
+            allowed = f"{asked[2]} {words}" not in api.denied
+            return self.answer_json(201, self._whole(group, plural, {"status": {"allowed": allowed}}))
+        given = _from_protobuf(body) if body.startswith(b"k8s\0") else yaml.safe_load(body)
         name = name or given["metadata"]["name"]
         if namespace and ("namespaces", "", namespace) not in api.objects:
             return self._missing("namespaces", namespace)
@@ -221,12 +241,36 @@ class _Handler(HttpHandler):
         return self.answer_json(201, self._whole(group, plural, found))
 
     def _list(self, group: str, plural: str, namespace: str, query: dict[str, str]) -> dict[str, Any]:
-        wanted = dict(pair.split("=") for pair in query.get("labelSelector", "").split(",") if pair)
-        found = [one for (kind, of, _), one in list(self.owner.objects.items()) if kind == plural and of == namespace
-                 and wanted.items() <= one["metadata"].get("labels", {}).items()]
+        wanted = [pair.partition("=") for pair in query.get("labelSelector", "").split(",") if pair]
+        found = [one for (kind, of, _), one in list(self.owner.objects.items())
+                 if kind == plural and namespace in ("", of) and all(
+                     (value == labels.get(name)) if mark else name in labels for name, mark, value in wanted
+                     for labels in [one["metadata"].get("labels", {})])]
+        named = query.get("fieldSelector", "").partition("metadata.name=")[2]
+        found = [one for one in found if named in ("", one["metadata"]["name"])]
         kind = self.owner.kinds[group][plural]
         return {"kind": f"{kind}List", "apiVersion": group or "v1", "metadata": {"resourceVersion": "1"},
                 "items": [self._whole(group, plural, one) for one in found]}
+
+    def _watch(self, group: str, plural: str, namespace: str, query: dict[str, str]) -> None:
+        """Send the objects and each that changes, and bookmarks that say that these are all, while somebody reads."""
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        mark = self._whole(group, plural, {"metadata": {
+            "resourceVersion": "1", "annotations": {"k8s.io/initial-events-end": "true"}}})
+        known: dict[str, dict[str, Any]] = {}
+        is_read = True
+        while is_read:
+            for one in copy.deepcopy(self._list(group, plural, namespace, query)["items"]):
+                name = one["metadata"]["name"]
+                one["metadata"] |= {"resourceVersion": "1", "namespace": namespace}
+                if known.get(name) != one:
+                    self._chunk(_watch_event("MODIFIED" if name in known else "ADDED", one))
+                    known[name] = one
+            is_read = self._chunk(_watch_event("BOOKMARK", mark))
+            time.sleep(0.05)
 
     def _whole(self, group: str, plural: str, found: dict[str, Any]) -> dict[str, Any]:
         return {**found, "apiVersion": group or "v1", "kind": self.owner.kinds[group][plural]}
@@ -249,15 +293,19 @@ class _Handler(HttpHandler):
                     self._chunk(f"{text}\n".encode())
                     if must_cut:
                         self.close_connection = True
-                        return None
+                        return
             if is_over and sent == len(self.owner.logs.get(pod, [])):
-                return self._chunk(b"")
+                self._chunk(b"")
+                return
             time.sleep(0.02)
 
-    def _chunk(self, data: bytes) -> None:
+    def _chunk(self, data: bytes) -> bool:
+        """Return whether anybody reads it."""
         with contextlib.suppress(OSError):
             self.wfile.write(f"{len(data):x}\r\n".encode() + data + b"\r\n")
             self.wfile.flush()
+            return True
+        return False
 
     def _discovery(self, path: str) -> dict[str, Any] | None:
         kinds = self.owner.kinds
@@ -273,7 +321,8 @@ class _Handler(HttpHandler):
         for group, plurals in kinds.items():
             if path == _root(group):
                 return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": group or "v1", "resources": [
-                    {"name": plural, "singularName": kind.lower(), "namespaced": kind != "Namespace", "kind": kind,
+                    {"name": plural, "singularName": kind.lower(), "namespaced": kind not in CLUSTER_WIDE, "kind": kind,
+                     "shortNames": ["pvc"] if plural == "persistentvolumeclaims" else [],
                      "verbs": ["create", "delete", "get", "list", "patch", "watch"]}
                     for plural, kind in plurals.items()]}
             if path == f"/openapi/v3{_root(group)}":
@@ -286,6 +335,19 @@ class _Handler(HttpHandler):
     def _refuse(self, code: int, reason: str, message: str) -> None:
         self.answer_json(code, {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "code": code,
                           "reason": reason, "message": message})
+
+
+def _watch_event(kind: str, thing: dict[str, Any]) -> bytes:
+    return json.dumps({"type": kind, "object": thing}).encode() + b"\n"
+
+
+def _resource_attributes(body: bytes) -> dict[int, str]:
+    """The attributes of a SelfSubjectAccessReview by their numbers, of which 2 is the verb, 5 the resource and 6 the
+    subresource; kubectl sends it as protobuf, after a magic number and inside a runtime.Unknown."""
+    assert body.startswith(b"k8s\0")
+    review = _fields(_fields(body[4:])[2][0])
+    attributes = _fields(_fields(review[2][0])[1][0])
+    return {number: values[0].decode() for number, values in attributes.items()}
 
 
 @contextlib.contextmanager
@@ -314,12 +376,46 @@ def _openapi(group: str, plurals: dict[str, str]) -> dict[str, Any]:
     for plural, kind in plurals.items():
         parameters = [{"name": word, "in": "query", "schema": {"type": "string"}} for word in
                       ("fieldValidation", "dryRun", "fieldManager", "force")]
-        where = "" if kind == "Namespace" else "/namespaces/{namespace}"
+        where = "" if kind in CLUSTER_WIDE else "/namespaces/{namespace}"
         paths[f"{_root(group)}{where}/{plural}/{{name}}"] = {"patch": {
             "parameters": parameters, "responses": {"200": {"description": "OK"}},
             "x-kubernetes-action": "patch",
             "x-kubernetes-group-version-kind": {"group": name, "version": version or "v1", "kind": kind}}}
     return {"openapi": "3.0.0", "info": {"title": "Kubernetes", "version": "v1.36.4"}, "paths": paths}
+
+
+def _from_protobuf(body: bytes) -> dict[str, Any]:
+    """Name and entries of what `kubectl create` sends: a runtime.Unknown with a Namespace or a Secret in it."""
+    thing = _fields(_fields(body[4:])[2][0])
+    entries = [_fields(one) for one in thing.get(2, [])]
+    return {"metadata": {"name": _fields(thing[1][0])[1][0].decode()},
+            "data": {entry[1][0].decode(): base64.b64encode(entry[2][0]).decode() for entry in entries if 2 in entry}}
+
+
+def _fields(message: bytes) -> dict[int, list[bytes]]:
+    """The fields of a message of Protocol Buffers by their numbers; of numbers none."""
+    found: dict[int, list[bytes]] = {}
+    at = 0
+
+    def number() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte, at = message[at], at + 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    while at < len(message):
+        tag = number()
+        if tag & 7 == 0:
+            number()
+            continue
+        size = number()
+        found.setdefault(tag >> 3, []).append(message[at:at + size])
+        at += size
+    return found
 
 
 def _now() -> str:

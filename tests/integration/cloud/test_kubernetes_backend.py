@@ -18,8 +18,10 @@ from limits import HANG_S
 from embark.cli.console import Console
 from embark.cli.launch import launch_run
 from embark.cli.status import cancel as cancel_command
+from embark.cli.status import logs as logs_command
 from embark.cli.status import status as status_command
 from embark.errors import ExitCode, UserError
+from embark.launch.backends.kubernetes.backend import Kubernetes
 from embark.launch.run_registry import find_run, list_runs
 from embark.store import ChecksumWriter, RunDir, checkpoint_name
 
@@ -137,9 +139,48 @@ def test_merged_logs_continue_through_a_cut_and_a_replaced_pod(api):
     assert len(seen) == 10
 
 
+@pytest.mark.parametrize(("is_ok", "code"), [(True, ExitCode.DONE), (False, ExitCode.OTHER)])
+def test_a_tailed_log_says_why_nothing_runs_and_ends_with_the_run(api, monkeypatch, capsys, is_ok, code):
+    monkeypatch.setattr(Kubernetes, "poll_s", 0.05)
+    launched("place.nodes=1")
+    unschedulable = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": GPU_MESSAGE}
+    api.pod("dlrm-0-a", "dlrm", index=0, conditions=(unschedulable,))
+    codes, said = [], []
+
+    def has_said(text: str) -> bool:
+        printed = capsys.readouterr()
+        said.append(printed.out + printed.err)
+        return text in "".join(said)
+
+    reader = threading.Thread(target=lambda: codes.append(logs_command("dlrm", follow=True, console=Console())),
+                              daemon=True)
+    reader.start()
+    until(lambda: has_said("dlrm is pending: dlrm-0-a waits: no node has enough GPUs free"))
+    api.pod("dlrm-0-a", "dlrm", index=0, phase="Running")
+    api.log("dlrm-0-a", "the first step")
+    until(lambda: has_said("the first step"))
+    api.finish("jobs", "dlrm", *(() if is_ok else ("Failed",)))
+    reader.join(HANG_S)
+    assert codes == [code]
+    assert has_said("succeeded" if is_ok else "failed")
+    assert "".join(said).count("dlrm is pending") == 1, "said once, as long as it is the same"
+
+
+def test_a_tailed_log_ends_when_the_run_is_deleted(api, monkeypatch):
+    monkeypatch.setattr(Kubernetes, "poll_s", 0.05)
+    handle, messages = launched("place.nodes=1"), []
+    reader = threading.Thread(target=lambda: list(place(messages).logs(handle, follow=True)), daemon=True)
+    reader.start()
+    until(lambda: messages == ["dlrm is pending: no pod created yet"])
+    del api.objects[("jobs", "embark", "dlrm")]
+    reader.join(HANG_S)
+    assert not reader.is_alive()
+
+
 def test_a_suspended_job_names_the_queue_that_holds_it(api):
+    api.put("namespaces", "embark", "")
     api.put("localqueues", "research")
-    handle = launched("place.queue=research")
+    handle = launched("place.queue=research", "place.cluster=existing")
     api.objects[("jobs", "embark", "dlrm")]["spec"]["suspend"] = True
     api.event("dlrm", "Pending", "couldn't assign flavors: insufficient unused quota for nvidia.com/gpu")
     status = place().status(handle)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from integration.cloud.image import common_folder
@@ -41,6 +43,27 @@ def test_a_preempted_pod_saves_in_its_grace_and_loses_no_step(undisturbed, warm_
     assert answer["verdict"]["lost_steps"] == 0
     # the other pod's end counts as no failure
     assert [end["code"] for end in answer["ends"]] == [75, 75, 0, 0], answer
+
+
+def test_tasks_of_a_batch_job_save_and_all_start_again(undisturbed, warm_python):
+    answer = rehearse_quickstart("aws", "--preempt", "1@step10", target="slurm", python=warm_python)
+    assert_trained(answer)
+    assert answer["verdict"]["final_loss"] == undisturbed
+    assert answer["verdict"]["lost_steps"] == 0
+    assert [end["code"] for end in answer["ends"]] == [75, 75, 0, 0], answer
+
+
+def test_tasks_of_a_batch_job_that_call_the_spec_wrong_start_once():
+    with TemporaryDirectory(dir="/var/tmp") as venv:  # a pod has a /tmp of its own
+        program = Path(venv, "bin", "python")
+        program.parent.mkdir()
+        program.write_text(f"#!/bin/bash\necho started >> {venv}/starts\nexit 64\n")
+        program.chmod(0o755)
+        answer = rehearse_quickstart("aws", "--set", f"place.slurm.venv={venv}", target="slurm")
+        starts = Path(venv, "starts").read_text().split()
+    assert (answer["verdict"]["is_ok"], answer["finish"]) == (False, "failed")
+    assert 128 + 64 in {end["code"] for end in answer["ends"]}
+    assert 1 <= len(starts) <= 2
 
 
 def test_an_elastic_job_goes_on_without_a_machine_that_nothing_replaces(warm_python):

@@ -39,6 +39,16 @@ def test_trials_are_printed_as_they_end_and_the_best_as_a_command(words, capsys)
     assert (shown["best_value"], shown["search"]) == (0.6 + rate, {"train.learning_rate": "0.01..0.3"})
 
 
+@pytest.mark.parametrize(("more", "said"), [
+    (["--workers", "2"], 'place.target is "job", and only Slurm has arrays'),
+    (["--workers", "0", "--set", "place.target=slurm"], "--workers 0 is not a positive number"),
+    (["--workers", "2", "--set", "place.target=slurm", "--search", "train.nothing=1..2"], "train.nothing"),
+])
+def test_a_wrong_array_is_refused_before_it_is_submitted(words, capsys, more, said):
+    assert run([*words, *more]) == 64
+    assert said in capsys.readouterr().err
+
+
 def test_a_budget_without_a_price_is_refused_with_the_way_out(words, capsys):
     assert run([*words, "--set", "place.budget_usd=3"]) == 64
     assert "set EMBARK_USD_PER_HOUR to its dollars per hour" in capsys.readouterr().err

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from exported_runs import draw_rows, prepared_spec, write_csv
 from prepared_rows import FIXED, RAGGED, make_prepared
 
 from embark.data import open_source, resolve_from_data
+from embark.data.prepare.later_rows import PreparedWith
+from embark.data.prepared.cache import read_manifest
 from embark.data.sample import take_sample, write_sample
 from embark.errors import DataError
 from embark.rehearse.downscale import MAX_ROWS, SAMPLE, downscale_spec
@@ -54,6 +57,21 @@ def test_it_has_rows_of_a_csv_file(tmp_path):
     batch = source.train_rows(0, 0, 12)
     assert set(batch.ids) <= set(range(7))
     assert set(batch.label) == {0.0, 1.0}
+
+
+def test_a_sample_of_hashed_ids_keeps_what_turns_raw_rows_into_ids(tmp_path):
+    rows = [write_csv(tmp_path / name, draw_rows(num, num)) for name, num in (("a.csv", 100), ("b.csv", 20))]
+    spec = prepared_spec(tmp_path, *rows, prepare={"ids": "hash", "time_columns": {}}, model={
+        "num_dense": 1, "tables": [{"name": name, "rows": rows} for name, rows in (
+            ("word", 4 * MAX_ROWS), ("number", 7), ("tags", 2 * MAX_ROWS))]})
+    rehearsed(spec, tmp_path / "sample")
+    manifest = read_manifest(str(tmp_path / "sample"))
+    kept, whole = PreparedWith.of(str(tmp_path / "sample"), manifest), read_manifest(spec.data.path)
+    assert kept is not None
+    assert kept.schema.needed == PreparedWith.of(spec.data.path, whole).schema.needed
+    assert manifest.layout.dense == whole.layout.dense
+    assert [one.hashed_rows for one in kept.row_encoder().maps] == [
+        min(feature.rows, MAX_ROWS) for feature in whole.layout.features]
 
 
 def test_unreadable_data_is_explained_and_wrong_data_is_refused(tmp_path):

@@ -13,7 +13,7 @@ from limits import HANG_S
 
 from embark.catalog import load_catalog
 from embark.doctor.host import Host
-from embark.doctor.machine import FRESH_DAYS, check_host, check_prices
+from embark.doctor.machine import FRESH_DAYS, check_host, check_prices, check_versions
 from embark.doctor.network import Facts, Probe, check_ranks
 
 
@@ -46,6 +46,15 @@ def test_prices_grow_old(days: int, verdict: str):
     assert check.verdict == verdict
     assert f"{days} days old" in check.found
     assert ("embark catalog refresh" in check.fix) == (verdict == "warning")
+
+
+@pytest.mark.parametrize(("today", "verdict"), [
+    ("2026-11-18", "ok"), ("2027-01-25", "ok"), ("2027-01-26", "warning"), ("2027-04-01", "warning")])
+def test_versions_in_rendered_files_come_to_their_end(today: str, verdict: str):
+    check = check_versions(datetime.date.fromisoformat(today))
+    assert check.verdict == verdict
+    assert "Kubernetes 1.35 on EKS" in check.found
+    assert ("$0.60 an hour" in check.found) == (verdict == "warning")
 
 
 def probe_command(**values: object) -> list[str]:

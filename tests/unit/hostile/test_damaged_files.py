@@ -254,7 +254,7 @@ def bounded() -> Iterator[None]:
     now_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (now_bytes + EXTRA_BYTES, before[1]))
     handler = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, HANG_S / 10)
+    signal.setitimer(signal.ITIMER_REAL, HANG_S)
     try:
         yield
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import re
 import sys
@@ -22,8 +23,12 @@ JOB = (FIXTURES / "good" / "job_eks_p4d.yaml").read_text()
 SERVICE, TRAINING = JOB.split("---\n")
 
 
+TODAY = datetime.date(2026, 11, 18)
+"""The day of the fixtures: support of the versions in them ends."""
+
+
 def lint_text(name, text):
-    return lint_texts({name: text})
+    return lint_texts({name: text}, TODAY)
 
 
 def codes(findings):
@@ -36,7 +41,7 @@ def name_of(path):
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_a_file_s_faults_are_found_and_no_others(path):
-    found = lint_paths([path])
+    found = lint_paths([path], today=TODAY)
     listed = "\n".join(f"{one.line}: {one.code} {one.what}" for one in found)
     assert codes(found) == set(EXPECTED.get(path.parent.name, {}).get(path.name, [])), listed
 
@@ -158,7 +163,7 @@ def test_torchrun_s_options_may_come_from_the_environment():
         ("aws fsx create-file-system --file-system-type LUSTRE --storage-capacity 4800 --lustre-configuration "
          "'{\"DeploymentType\": \"PERSISTENT_2\"}'", "EMB420"),
         ("az aks create -n x -s Standard_D4s_v5", None),
-        ("eksctl create cluster --name a --version 1.33 --node-type m6i.large", None),
+        ("eksctl create cluster --name a --version 1.35 --node-type m6i.large", None),
     ],
 )
 def test_a_command_is_read_as_the_shell_would(text, code):
@@ -190,3 +195,44 @@ def test_the_page_is_made_from_the_rules_and_is_current():
     assert (ROOT / "docs" / "reference" / "lint.md").read_text() == page, "make docs"
     assert "| **all** |" in page
     assert all(f"| {rule.code} | {rule.name} |" in page for rule in ALL_RULES)
+
+
+@pytest.mark.parametrize(("today", "code"), [
+    ("2026-10-02", None), ("2026-10-03", "EMB414"), ("2026-12-02", "EMB414"), ("2027-12-02", "EMB414"),
+    ("2027-12-03", "EMB401")])
+def test_the_end_of_a_version_s_support_comes_nearer_every_day(today, code):
+    day = datetime.date.fromisoformat(today)
+    found = lint_texts({"up.sh": "#!/bin/bash\neksctl create cluster --version 1.34\n"}, day)
+    assert codes(found) == ({code} if code else set())
+    if code == "EMB414":
+        assert "2026-12-02" in found[0].what
+        assert "$0.60 an hour" in found[0].what
+
+
+@pytest.mark.parametrize(("text", "says"), [
+    ("helm upgrade keda kedacore/keda --install --version 2.17.3", "KEDA 2.17 is out of support since 2026-02-02"),
+    ("helm install gpu-operator nvidia/gpu-operator --version=v25.10.1", "out of support since 2026-08-20"),
+    ("eksctl create cluster --version 1.35\nkubectl apply -f https://raw.githubusercontent.com/volcano-sh/volcano/v1.13.0/"
+     "installer/volcano-development.yaml", "Volcano 1.13 supports Kubernetes up to 1.33, and the cluster's is 1.35"),
+    ("helm upgrade keda kedacore/keda --install --version 2.20.2", ""), ("docker run nats:2.110", ""),
+    ("kubectl apply -f https://github.com/kubernetes-sigs/kueue/releases/download/v0.19.2/manifests.yaml", ""),
+])
+def test_an_operator_at_its_end_or_on_a_newer_kubernetes_is_found(text, says):
+    found = lint_texts({"up.sh": f"#!/bin/bash\n{text}\n"}, TODAY)
+    assert [one.code for one in found] == (["EMB414"] if says else [])
+    assert not says or says in found[0].what
+
+
+def test_a_broker_at_its_end_is_found_by_its_image():
+    text = (FIXTURES / "faulty" / "serve_open.yaml").read_text().replace("nats:2.14.0-alpine", "nats:2.11.4-alpine")
+    assert {one.what for one in lint_text("a.yaml", text) if one.code == "EMB414"} == {
+        "NATS 2.11 is out of support since 2026-04-30: then it gets no more corrections"}
+
+
+@pytest.mark.parametrize(("text", "code"), [
+    ("az aks create --name a --kubernetes-version 1.34.2", "EMB414"), ("az aks create --name a -k 1.33", "EMB510"),
+    ("az aks create --name a --kubernetes-version 1.28", "EMB510"), ("az aks create --name a -k 1.35", None),
+    ("az aks create --name a", None)])
+def test_aks_creates_no_cluster_of_a_version_at_its_end(text, code):
+    found = lint_texts({"up.sh": f"#!/bin/bash\n{text}\n"}, TODAY)
+    assert codes(found) == ({code} if code else set())

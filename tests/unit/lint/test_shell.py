@@ -34,6 +34,8 @@ def argvs(text):
         ("for i in 1 2; do a $i; done", [["i", "in", "1", "2"], ["a", "$i"]]),
         ("(a; b)", [["a"], ["b"]]),
         ("sudo -E env A=1 a", [["a"]]),
+        ("run gcloud container clusters create a", [["gcloud", "container", "clusters", "create", "a"]]),
+        ("run", [["run"]]),
         ("timeout 30 a b", [["a", "b"]]),
         ("a > out 2>&1 < in b", [["a", "b"]]),
         ("a 'it\nis' b", [["a", "it\nis", "b"]]),
@@ -51,9 +53,9 @@ def test_words_are_those_of_the_shell(text, expected):
 
 
 def test_what_a_command_sets_is_reported_apart():
-    first, second = commands("A=1 B='x y' run z\nexport C=3 D\n")
+    first, second = commands("A=1 B='x y' go z\nexport C=3 D\n")
     assert [(name, value) for name, value, _ in first.assignments] == [("A", "1"), ("B", "x y")]
-    assert first.argv == ["run", "z"]
+    assert first.argv == ["go", "z"]
     assert [(name, value) for name, value, _ in second.assignments] == [("C", "3")]
 
 
@@ -78,7 +80,7 @@ def test_a_flag_s_value_stands_behind_it_or_in_it():
 @given(words=st.lists(st.text(st.characters(blacklist_categories=("Cs", "Cc"), blacklist_characters="$`"), min_size=1),
                       min_size=1, max_size=6))
 def test_what_shlex_quotes_is_read_back(words):
-    text = shlex.join(["run", *words])
+    text = shlex.join(["go", *words])
     assert argvs(text)[0] == shlex.split(text)
 
 

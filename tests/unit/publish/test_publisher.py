@@ -288,3 +288,16 @@ def test_watch_publishes_new_checkpoints_and_reports_an_error_once(tmp_path, mon
 def test_a_column_that_the_model_does_not_have_is_no_slice(tmp_path):
     with pytest.raises(UserError, match=r"publish\.slices: country: the model has no such feature"):
         Publishing(tmp_path, slices=["country"]).publish()
+
+
+def test_a_publisher_has_two_versions_on_its_disk_however_long_it_runs(tmp_path, monkeypatch):
+    """Versions in an object store are fetched to be judged; a pod that kept them all would be evicted."""
+    monkeypatch.setenv("EMBARK_CACHE", str(tmp_path / "cache"))
+    run = Publishing(tmp_path, to=f"memory://{tmp_path.name}-published")
+    num_on_disk = []
+    for _ in range(5):
+        for values in run.weights.values():
+            values[:] *= np.float32(0.999)  # every row differs, so that each version is a full one
+        assert run.publish(num_rows=4_000).is_current
+        num_on_disk.append(len(list((tmp_path / "cache" / "exported").glob("*/*/version-*"))))
+    assert max(num_on_disk) == 2

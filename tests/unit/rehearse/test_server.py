@@ -42,10 +42,11 @@ def prepared(models: str, text: str):
     return prepare_server(texts, read_texts(texts), models)
 
 
-@pytest.mark.parametrize("autoscaler", ["hpa", "keda"])
-def test_a_deployment_becomes_two_replicas_that_serve_the_given_artifact(models, autoscaler):
+@pytest.mark.parametrize(("autoscaler", "metric"), [
+    ("hpa", "cpu"), ("adapter", "embark_serve_requests_in_flight"), ("keda", "embark_serve_requests_in_flight")])
+def test_a_deployment_becomes_two_replicas_that_serve_the_given_artifact(models, autoscaler, metric):
     found = prepared(models, text_of(f"serve.autoscaler={autoscaler}", "serve.min_replicas=4"))
-    assert found.metric == "embark_serve_requests_in_flight"
+    assert found.metric == metric
     assert found.service.is_ok
     assert found.probe == "/v2/health/ready"
     assert len(found.pods) == 2

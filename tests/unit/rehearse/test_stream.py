@@ -27,7 +27,7 @@ def folder(tmp_path_factory) -> Path:
     made = tmp_path_factory.mktemp("deployment")
     text = re.search(r"^```toml file=clicks.toml\n(.*?)^```$", GUIDE.read_text(), re.MULTILINE | re.DOTALL)[1]
     (made / "clicks.toml").write_text(text)
-    render_folder(str(made / "clicks.toml"), ["place.infrastructure=false"], out=made / "clicks")
+    render_folder(str(made / "clicks.toml"), ["place.cluster=existing"], out=made / "clicks")
     return made / "clicks"
 
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
 from recorded_commands import run_script
 from render_jobs import MACHINES, job_of
 
+from embark.catalog import load_catalog
+from embark.catalog.machine import WARNING_DAYS
+from embark.errors import UserError
+from embark.lint.rendered import refuse_faults
 from embark.render.clouds.aws import render_eks
 from embark.render.clouds.azure import LUSTRE_DRIVER_VERSION, render_aks
 from embark.render.clouds.gcp import extra_networks, render_gke
 from embark.render.render import render_infrastructure
 from embark.render.settings import fabric_needs
+from embark.spec.serve import ServeSpec
 
 
 def text_of(files, path: str) -> str:
@@ -60,15 +67,32 @@ def test_a_machine_without_efa_asks_for_none():
     assert "efaEnabled" not in group
 
 
-def test_the_kubernetes_version_is_one_that_is_still_supported():
-    version = cluster_config(job_of("p4d.24xlarge"))["metadata"]["version"]
-    assert tuple(map(int, version.split("."))) >= (1, 33)
+def test_eks_stays_in_standard_support_and_aks_takes_its_default():
+    config = cluster_config(job_of("p4d.24xlarge"))
+    support = load_catalog().support[f"eks-{config['metadata']['version']}"]
+    assert support.ends - datetime.date(2026, 11, 18) > datetime.timedelta(days=WARNING_DAYS)
+    assert config["upgradePolicy"] == {"supportType": "STANDARD"}, "extended support costs six times as much"
+    assert "--kubernetes-version" not in text_of(render_aks(job_of("Standard_ND96asr_v4")), "aks_cluster.sh").replace(
+        "# Without --kubernetes-version", "")
 
 
-def test_a_machine_that_is_sold_in_blocks_says_where_its_reservation_goes():
-    group = cluster_config(job_of("p5e.48xlarge"))["managedNodeGroups"][1]
-    assert group["instanceMarketOptions"] == {"marketType": "capacity-block"}
-    assert group["capacityReservation"]["capacityReservationTarget"]["capacityReservationID"].startswith("cr-")
+def test_every_installed_operator_supports_the_cluster_s_kubernetes():
+    catalog = load_catalog()
+    limits = {name: one.kubernetes for name, one in catalog.support.items() if one.version and one.kubernetes}
+    assert {"volcano-1.15", "keda-2.20"} <= set(limits)
+    assert all(limit >= catalog.versions["eks"] for limit in limits.values()), limits
+
+
+@pytest.mark.parametrize(("today", "refused"), [("2027-01-27", False), ("2028-03-28", True)])
+def test_a_rendering_warns_of_an_end_and_refuses_what_cannot_be_created(today, refused):
+    files = render_eks(job_of("p4d.24xlarge"))
+    day = datetime.date.fromisoformat(today)
+    if refused:
+        with pytest.raises(UserError, match="EMB401") as raised:
+            refuse_faults(files, day)
+        assert "newer Embark" in raised.value.fix
+    else:
+        assert [one.code for one in refuse_faults(files, day)] == ["EMB414"]
 
 
 def test_aks_keeps_gpus_out_of_the_system_pool():
@@ -196,3 +220,93 @@ def test_a_node_of_aks_has_room_for_the_cache(cache_gb, disk_gib):
     job = replace(job, spec=job.spec.model_copy(update={"data": data}))
     text = next(file.text for file in render_infrastructure(job) if file.path == "aks_cluster.sh")
     assert f"--node-osdisk-size {disk_gib} " in text
+
+
+ZONES_STUB = """#!/usr/bin/env bash
+{ for word in "$(basename "$0")" "$@"; do printf '%s\\0' "$word"; done; printf '\\0'; } >>"$RECORD"
+case "$*" in
+  "get cluster"*) exit 1 ;;
+  *describe-availability-zones*) printf '%s\\n' "$SECOND_ZONE" ;;
+  "create cluster"*) cp "$4" "$HOME/created.yaml" ;;
+  *) printf 'None\\n' ;;
+esac
+"""
+
+
+def test_the_second_zone_of_eks_is_one_that_the_account_has(tmp_path):
+    job = job_of("p4d.24xlarge", zone="ap-northeast-1a", region="ap-northeast-1")
+    files = render_eks(job)
+    assert cluster_config(job)["availabilityZones"] == ["ap-northeast-1a", "ap-northeast-1b"]
+    done = run_script(files, "eks_cluster.sh", ["up"], tmp_path, {"SECOND_ZONE": "ap-northeast-1c"}, stub=ZONES_STUB)
+    assert done.code == 0, done.output
+    created = yaml.safe_load((tmp_path / "created.yaml").read_text())
+    assert created == {**cluster_config(job), "availabilityZones": ["ap-northeast-1a", "ap-northeast-1c"]}
+    asked = next(words for words in done.of("aws") if "describe-availability-zones" in words)
+    assert "ZoneName!='ap-northeast-1a'" in asked[asked.index("--query") + 1]
+
+
+def test_a_region_without_a_second_zone_for_the_account_is_refused(tmp_path):
+    files = render_eks(job_of("p4d.24xlarge"))
+    done = run_script(files, "eks_cluster.sh", ["up"], tmp_path, {"SECOND_ZONE": "None"}, stub=ZONES_STUB)
+    assert done.code == 64
+    assert "set another place.region" in done.output
+    assert not [words for words in done.of("eksctl") if words[1] == "create"]
+
+
+def test_gke_keeps_the_add_ons_that_a_server_needs():
+    """gcloud switches off every add-on that `--addons` does not name."""
+    script = text_of(render_gke(job_of("a2-highgpu-8g")), "gke_cluster.sh")
+    named = re.search(r"--addons=(\S+)", script).group(1).split(",")
+    assert {"HorizontalPodAutoscaling", "HttpLoadBalancing", "GcePersistentDiskCsiDriver"} < set(named)
+
+
+def test_the_infiniband_driver_stays_off_the_servers_machines():
+    files = render_aks(job_of("Standard_ND96asr_v4"))
+    policy = next(d for d in yaml.safe_load_all(text_of(files, "aks_cluster.yaml")) if d["kind"] == "NicClusterPolicy")
+    values = yaml.safe_load(text_of(files, "network_operator_values.yaml"))
+    workers = values["node-feature-discovery"]["worker"]["affinity"]["nodeAffinity"]
+    for affinity in (policy["spec"]["nodeAffinity"], workers):
+        for term in affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]:
+            assert {"key": "embark/pool", "operator": "Exists"} in term["matchExpressions"]
+
+
+SUBNET_STUB = """#!/usr/bin/env bash
+{ for word in "$(basename "$0")" "$@"; do printf '%s\\0' "$word"; done; printf '\\0'; } >>"$RECORD"
+case "$*" in
+  *"subnet delete"*)
+    printf x >>"$HOME/tries"
+    if [ "$(wc -c <"$HOME/tries")" -lt 3 ]; then
+      printf 'InUseSubnetCannotBeDeleted\\n' >&2
+      exit 1
+    fi
+    ;;
+esac
+printf 'found\\n'
+"""
+
+
+def test_the_delegated_subnet_is_deleted_once_azure_lets_it_go(tmp_path):
+    files = render_infrastructure(job_of("Standard_ND96asr_v4", volume="azure-netapp-ultra", storage_account="mine"))
+    done = run_script(files, "storage.sh", ["delete"], tmp_path, stub=SUBNET_STUB)
+    assert done.code == 0, done.output
+    assert (tmp_path / "tries").read_text() == "xxx"
+
+
+@pytest.mark.parametrize(("cloud", "least", "most"), [
+    ("aws", "--nodes-min 2", "--nodes-max 11"), ("azure", "--min-count 2", "--max-count 11"),
+    ("gcp", "--total-min-nodes=2", "--total-max-nodes=11")])
+def test_a_guide_s_machines_for_servers_grow_with_the_replicas(cloud, least, most):
+    guide = (Path(__file__).parents[3] / "examples" / "cloud_deployment" / cloud / "README.md").read_text()
+    assert least in guide
+    assert most in guide
+    assert ServeSpec().max_replicas == 10, "a machine for each replica, and one for a rollout"
+
+
+def test_eks_has_an_autoscaler_that_may_start_machines():
+    job = job_of("p4d.24xlarge")
+    found = cluster_config(job)["iam"]["podIdentityAssociations"][0]
+    assert found == {"namespace": "kube-system", "serviceAccountName": "cluster-autoscaler",
+                     "wellKnownPolicies": {"autoScaler": True}}
+    script = text_of(render_eks(job), "eks_cluster.sh")
+    assert 'autoDiscovery.clusterName="$CLUSTER"' in script
+    assert "rbac.serviceAccount.name=cluster-autoscaler" in script

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from functools import cache
 
 import botocore.session
@@ -18,7 +22,7 @@ from embark.catalog import load_catalog
 from embark.errors import SpecError
 from embark.lint.check import lint_texts
 from embark.lint.rendered import refuse_faults
-from embark.plan.serving import replica_bytes, table_bytes
+from embark.plan.serving import measured_cost, version_bytes, versions_bytes
 from embark.render.job import make_job
 from embark.render.render import render
 from embark.render.serving import ENDPOINTS
@@ -57,7 +61,7 @@ def calls(target, folder):
     files = list(files_of(target).values())
     (name,) = set(files_of(target)) & set(VERBS)
     return [call for words in VERBS[name]
-            for call in run_script(files, name, words, folder, {"WORKSPACE": "w"}).commands]
+            for call in run_script(files, name, ["--yes", *words], folder, {"WORKSPACE": "w"}).commands]
 
 
 def operation(service, name):
@@ -84,7 +88,7 @@ def test_sagemaker_takes_the_model_the_configuration_and_the_scaling():
 def test_aws_has_every_call_and_parameter_of_the_script(tmp_path):
     without_endpoint = STUB.replace("case $words in", 'case $words in\n  *" describe-endpoint "*) exit 1 ;;', 1)
     files = list(files_of("sagemaker").values())
-    first = run_script(files, "sagemaker.sh", ["deploy"], tmp_path, stub=without_endpoint)
+    first = run_script(files, "sagemaker.sh", ["deploy", "--yes"], tmp_path, stub=without_endpoint)
     seen = set()
     for call in [*first.commands, *calls("sagemaker", tmp_path)]:
         service, command = call[1], call[2]
@@ -122,7 +126,7 @@ def test_cloud_run_s_container_is_valid_and_has_room_for_two_versions():
     assert container["ports"] == [{"name": "http1", "containerPort": PORT}]
     spec = load_spec("quickstart", list(sets))
     memory = int(container["resources"]["limits"]["memory"].removesuffix("Gi")) * 2**30
-    assert memory >= replica_bytes(spec, "int8") + table_bytes(spec, "int8")
+    assert memory >= versions_bytes(version_bytes(spec, "int8")) + measured_cost().process_bytes
     scale = service["spec"]["template"]["metadata"]["annotations"]
     assert (scale["autoscaling.knative.dev/minScale"], scale["autoscaling.knative.dev/maxScale"]) == ("2", "10")
 
@@ -151,10 +155,16 @@ def test_azure_ml_s_deployment_asks_routes_that_the_server_has():
     assert large["instance_type"] == "Standard_E16s_v3"  # the catalog's E16s_v5 is not offered there
 
 
+def test_the_price_that_azure_ml_s_script_shows_is_of_its_deployment():
+    deployed = document("azureml", "azureml_deployment.yaml", "serve.memory_gib=60")["instance_type"]
+    (shown,) = re.findall(r"pay '2 to \d+ x (\S+) in ", files_of("azureml", "serve.memory_gib=60")["azureml.sh"].text)
+    assert shown == deployed
+
+
 @pytest.mark.parametrize(("target", "path", "old", "new", "code"), [
     ("cloud-run", "cloud_run.yaml", 'minScale: "2"', 'minScale: "0"', "EMB909"),
     ("cloud-run", "cloud_run.yaml", "cpu-throttling: 'false'", "cpu-throttling: 'true'", "EMB910"),
-    ("cloud-run", "cloud_run.yaml", "memory: 3Gi", "memory: 512Mi", "EMB911"),
+    ("cloud-run", "cloud_run.yaml", "memory: 4Gi", "memory: 512Mi", "EMB911"),
     ("azureml", "azureml_deployment.yaml", "max_concurrent_requests_per_instance: 8",
      "max_queue_wait_ms: 500", "EMB912"),
     ("azureml", "azureml_deployment.yaml", "port: 8080", "port: 5001", "EMB913"),
@@ -226,3 +236,84 @@ def test_a_server_has_a_process_for_each_vcpu_of_its_machine():
         assert env["EMBARK_SERVE_WORKERS"] == num
     container = document("cloud-run", "cloud_run.yaml")["spec"]["template"]["spec"]["containers"][0]
     assert {"name": "EMBARK_SERVE_WORKERS", "value": container["resources"]["limits"]["cpu"]} in container["env"]
+
+
+GCLOUD = """#!PYTHON
+import json, sys
+from pathlib import Path
+file, words = Path(sys.argv[0]).with_suffix(".json"), sys.argv[1:]
+state = json.loads(file.read_text()) if file.exists() else {"endpoint": False, "models": [], "deployed": []}
+flags = dict(word[2:].partition("=")[::2] for word in words if word.startswith("--"))
+match words[:3]:
+    case ["ai", "endpoints", "list"]:
+        print("77" if state["endpoint"] else "")
+    case ["ai", "endpoints", "create"]:
+        state["endpoint"] = True
+    case ["ai", "endpoints", "describe"]:
+        rows = [[name, str(number)] for number, name in state["deployed"]]
+        print("\\n".join(",".join(row) if flags["format"].startswith("csv") else row[1] for row in rows))
+    case ["ai", "endpoints", "deploy-model"]:
+        state["deployed"].append([len(state["deployed"]) + 1, flags["display-name"]])
+    case ["ai", "endpoints", "undeploy-model"]:
+        state["deployed"] = [one for one in state["deployed"] if str(one[0]) != flags["deployed-model-id"]]
+    case ["ai", "endpoints", "delete"]:
+        assert not state["deployed"]
+        state["endpoint"] = False
+    case ["ai", "models", "upload"]:
+        state["models"].append(flags["model-id"])
+    case ["ai", "models", "describe" | "delete"]:
+        if words[3] not in state["models"]:
+            sys.exit(1)
+        if words[2] == "delete":
+            state["models"].remove(words[3])
+file.write_text(json.dumps(state))
+"""
+
+
+@pytest.fixture
+def vertex(tmp_path):
+    """A project that remembers its endpoint, and what runs the rendered script in it."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "gcloud").write_text(GCLOUD.replace("PYTHON", sys.executable))
+    script = tmp_path / "vertex_endpoint.sh"
+    script.write_text(files_of("vertex-endpoint")["vertex_endpoint.sh"].text)
+    for path in (programs / "gcloud", script):
+        path.chmod(0o755)
+
+    def run(*words, answer=""):
+        done = subprocess.run(["bash", str(script), *words], input=answer, text=True, capture_output=True, check=False,
+                              env={"PATH": f"{programs}:{os.environ['PATH']}"})
+        state = programs / "gcloud.json"
+        return done, json.loads(state.read_text()) if state.exists() else None
+
+    return run
+
+
+def test_deploying_a_version_twice_adds_no_machines_and_delete_leaves_none(vertex):
+    for _ in range(2):
+        done, state = vertex("deploy", "--yes")
+        assert done.returncode == 0, done.stderr
+        assert len(state["deployed"]) == 1
+    assert "--traffic-split=1=100" in done.stderr
+    for _ in range(2):
+        done, state = vertex("delete")
+        assert done.returncode == 0, done.stderr
+        assert state == {"endpoint": False, "models": [], "deployed": []}
+
+
+@pytest.mark.parametrize("target", ["vertex-endpoint", "sagemaker", "azureml"])
+def test_deploy_shows_the_price_and_asks_before_it_starts_machines(target, tmp_path):
+    files = list(files_of(target).values())
+    (name,) = set(files_of(target)) & set(VERBS)
+    refused = run_script(files, name, ["deploy"], tmp_path, {"WORKSPACE": "w", "YES": "0"})
+    assert refused.commands == []
+    assert re.search(r"2 to 10 x \S+ in \S+, 0\.\d\d USD an hour each", refused.output)
+    assert run_script(files, name, ["deploy", "--yes"], tmp_path, {"WORKSPACE": "w"}).commands
+
+
+def test_vertex_asks_too_and_starts_nothing_without_an_answer(vertex):
+    done, state = vertex("deploy")
+    assert (done.returncode, state) == (130, None)
+    done, state = vertex("deploy", answer="y\n")
+    assert (done.returncode, len(state["deployed"])) == (0, 1)

@@ -12,7 +12,7 @@ from render_jobs import job_of
 from embark.catalog import load_catalog
 from embark.errors import SpecError
 from embark.kubernetes.names import dns_label
-from embark.render.job import DEFAULT_MACHINES, make_job
+from embark.render.job import DEFAULT_MACHINES, Job, make_job
 from embark.render.targets.tpu_vm import environment
 from embark.run.budget import PRICE
 from embark.spec import load_spec
@@ -47,7 +47,7 @@ def test_a_pod_fits_on_its_machine_beside_what_runs_on_every_node():
     for machine in load_catalog().machines.values():
         if machine.gpu.kind != "gpu":
             continue
-        job = job_of(machine.name, nodes=1)
+        job = Job.of(job_of("g5.xlarge", nodes=1).spec, machine)
         if job.num_cpus is not None:
             assert 0 < job.num_cpus < job.machine.allocatable_vcpus, machine.name
         if job.memory_gib is not None:
@@ -95,7 +95,7 @@ def test_each_mistake_has_its_field_and_its_fix(sets, field, words):
 
 
 @pytest.mark.parametrize(("machine", "zone", "region"), [
-    ("p5e.48xlarge", "us-east-1b", "us-east-1"), ("p4d.24xlarge", "us-west-2-lax-1a", "us-west-2"),
+    ("p5en.48xlarge", "us-east-1b", "us-east-1"), ("p4d.24xlarge", "us-west-2-lax-1a", "us-west-2"),
     ("a3-highgpu-8g", "asia-southeast1-c", "asia-southeast1"), ("v6e-8", "us-south1-ai1b", "us-south1"),
 ])
 def test_a_zone_without_a_region_decides_the_region(machine, zone, region):

@@ -15,11 +15,11 @@ from embark.render.clouds import gcp as vm_gcp
 from embark.render.folder import File
 from embark.render.job import EXITS
 from embark.render.monitoring import budget_usd, needed_units
-from embark.render.render import render_infrastructure
+from embark.render.render import render, render_infrastructure
 from embark.render.shell_text import render_template
 from embark.render.targets.kubernetes import NAMES, render_launch_script
 from embark.render.targets.tpu_vm import runtime_version
-from embark.render.targets.vm_node import cloud_init, node_program
+from embark.render.targets.vm_node import cloud_init, node_program, off_program
 
 MACHINES = {"aws": "p4d.24xlarge", "azure": "Standard_ND96asr_v4", "gcp": "a2-highgpu-8g"}
 SETTINGS = {"PROJECT": "my-project", "SKIP_QUOTA": "1"}
@@ -52,10 +52,33 @@ def test_nothing_is_made_while_the_image_is_in_no_registry(cloud: str, tmp_path:
 
 def test_without_a_yes_it_asks_and_a_no_costs_nothing(tmp_path: Path):
     files = render_infrastructure(job_of("p4d.24xlarge", image="ghcr.io/me/embark:1"))
-    ran = run_script(files, NAMES["aws"], [], tmp_path, SETTINGS)  # its standard input is empty
-    assert ran.code != 0
+    ran = run_script(files, NAMES["aws"], [], tmp_path, {**SETTINGS, "YES": "0"})  # its standard input is empty
+    assert ran.code == 130
     assert "USD an hour" in ran.output
     assert not [call for call in ran.commands if "create" in call]
+
+
+@pytest.mark.parametrize(("machine", "place", "name", "words"), [
+    ("p4d.24xlarge", {"target": "vm"}, "vm.sh", ["up"]), ("Standard_ND96asr_v4", {"target": "vm"}, "vm.sh", ["up"]),
+    ("a2-highgpu-8g", {"target": "vm"}, "vm.sh", ["up"]), ("v5litepod-16", {"target": "tpu-vm"}, "tpu_vm.sh", ["up"]),
+    ("p4d.24xlarge", {}, "eks_cluster.sh", ["up"]), ("p4d.24xlarge", {}, "eks_cluster.sh", ["machines"]),
+    ("Standard_ND96asr_v4", {}, "aks_cluster.sh", ["up"]), ("Standard_ND96asr_v4", {}, "aks_cluster.sh", ["machines"]),
+    ("a2-highgpu-8g", {}, "gke_cluster.sh", ["up"]), ("a2-highgpu-8g", {}, "gke_cluster.sh", ["machines"]),
+    ("a2-highgpu-8g", {"target": "vertex", "account": "my-project"}, "vertex_job.sh", [])], ids=str)
+def test_no_script_starts_machines_before_its_price_is_accepted(machine, place, name, words, tmp_path: Path):
+    files = render(job_of(machine, image="ghcr.io/me/embark:1", **place))
+    settings = {**SETTINGS, "YES": "0", "SUBNET_ID": "subnet-1"}
+    ran = run_script(files, name, words, tmp_path, settings)
+    assert ran.code == 130, ran.output
+    assert "USD an hour" in ran.output
+    starts = ("run-instances", "cluster", "nodegroup", "nodepool", "node-pools", "instances", "clusters", "custom-jobs",
+              "queued-resources", "vm", "aks")
+    assert not [call for call in ran.commands if {"create", "add", "scale", "run-instances"} & set(call)
+                and set(starts) & set(call)]
+    accepted = run_script(files, name, [*words, "--yes"], tmp_path, settings)
+    assert accepted.code == 0, accepted.output
+    assert "USD an hour" in accepted.output
+    assert len(accepted.commands) > len(ran.commands)
 
 
 def test_a_failed_job_ends_the_script_with_a_fault(tmp_path: Path):
@@ -133,6 +156,57 @@ def test_the_service_starts_again_as_the_exit_codes_say():
     assert "Restart=on-failure" in text
     final = next(line for line in text.splitlines() if line.startswith("RestartPreventExitStatus=")).partition("=")[2]
     assert [int(code) for code in final.split()] == [int(e.code) for e in EXITS if not e.must_retry]
+
+
+@pytest.mark.parametrize(("machine", "target", "ends"), [
+    ("p4d.24xlarge", "vm", ["systemctl", "poweroff"]), ("a2-highgpu-8g", "vm", ["systemctl", "poweroff"]),
+    ("Standard_ND96asr_v4", "vm", ["curl", "--request", "POST", "https://management.azure.com/an-id/deallocate"]),
+    ("v5litepod-16", "tpu-vm", ["gcloud", "queued-resources", "delete", "dlrm", "--zone=us-west4-b"])])
+def test_a_machine_ends_when_its_run_has_ended(machine: str, target: str, ends: list[str], tmp_path: Path):
+    """A machine of Azure that is only shut down is still paid, and so are the chips of a slice."""
+    job = job_of(machine, target=target, nodes=1)
+    answers = """#!/bin/bash
+case "$*" in
+  *oauth2/token*) echo '{"access_token":"a-token","expires_in":"1"}' ;;
+  *resourceId*) printf /an-id ;;
+  *instance/zone*) printf projects/1/zones/us-west4-b ;;
+esac
+"""
+    stub = answers.replace("#!/bin/bash\n", STUB.partition("words=")[0])
+    files = [File("off.sh", off_program(job), True)]
+    files += [File(f"programs/{name}", stub, True) for name in ("curl", "systemctl")]
+    ran = run_script(files, "off.sh", [], tmp_path)
+    assert ran.code == 0, ran.output
+    assert all(any(word.startswith(end) for word in ran.commands[-1]) for end in ends), ran.commands
+    if machine.startswith("Standard"):
+        assert "Authorization: Bearer a-token" in ran.commands[-1]
+
+
+def test_the_service_ends_its_machine_only_when_it_is_over():
+    written = yaml.safe_load(cloud_init(job_of("p4d.24xlarge", target="vm"), "").text)["write_files"]
+    units = {file["path"].rpartition("/")[2]: file["content"] for file in written}
+    # systemd starts these when a unit has ended for good, not when Restart= starts it again.
+    lines = units["embark.service"].splitlines()
+    assert {"OnSuccess=embark-off.service", "OnFailure=embark-off.service", "Restart=on-failure"} <= set(lines)
+    assert lines.index("StartLimitBurst=20") < lines.index("[Service]"), "a run that never starts ends too"
+    starts = [line for line in units["embark-off.service"].splitlines() if line.startswith("ExecStart=")]
+    assert starts == ["ExecStart=/bin/sleep 1800", "ExecStart=/usr/local/bin/embark-off"]
+    assert "Type=oneshot" in units["embark-off.service"], "only such a service has several commands and no time limit"
+
+
+@pytest.mark.parametrize(("machine", "target", "name"), [
+    ("Standard_ND96asr_v4", "vm", "vm.sh"), ("a2-highgpu-8g", "vm", "vm.sh"), ("v5litepod-16", "tpu-vm", "tpu_vm.sh")])
+def test_keep_starts_machines_that_do_not_end_by_themselves(machine: str, target: str, name: str, tmp_path: Path):
+    files = render_infrastructure(job_of(machine, target=target, nodes=1, image="ghcr.io/me/embark:1"))
+    first = next(f.text for f in files if f.path in ("cloud_init.yaml", "tpu_node.sh"))
+    assert first.count("=embark-off.service") >= 2
+    ran = run_script(files, name, ["up", "--keep"], tmp_path, {**SETTINGS, "TMPDIR": str(tmp_path)})
+    assert ran.code == 0, ran.output
+    given = next(word for call in ran.commands for word in call if f"{tmp_path}/tmp." in word).rpartition("=")[2]
+    text = Path(given).read_text()
+    assert "=embark-off.service" not in text
+    if target == "vm":
+        assert yaml.safe_load(text)["runcmd"] == yaml.safe_load(first)["runcmd"]
 
 
 def test_what_an_ec2_machine_is_given_fits_once_packed(tmp_path: Path):

@@ -1,8 +1,8 @@
 """Rendered objects against the models and schemas of the projects that read them.
 
-Kubeflow's come from PyPI. The definitions of JobSet, Kueue, KubeRay, KEDA, KServe and eksctl are files of those
-projects: by hand, `EMBARK_SCHEMAS=FOLDER pytest -m schemas`, with `jobsets.crd.yaml`, `eksctl-…-cluster-config.json`
-and the like in it.
+Kubeflow's come from PyPI. The definitions of JobSet, Kueue, KubeRay, KEDA, KServe, Prometheus, Strimzi and eksctl are
+files of those projects: by hand, `EMBARK_SCHEMAS=FOLDER pytest -m schemas`, with `jobsets.crd.yaml`,
+`eksctl-…-cluster-config.json` and the like in it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ FILES = {"TrainJob": "trainjobs", "TrainingRuntime": "clustertrainingruntimes", 
          "PyTorchJob": "pytorchjobs", "RayJob": "ray_rayjobs", "RayCluster": "ray_rayclusters",
          "ClusterQueue": "kueue_kueue.x-k8s.io_clusterqueues", "LocalQueue": "kueue_kueue.x-k8s.io_localqueues",
          "ResourceFlavor": "kueue_kueue.x-k8s.io_resourceflavors", "ScaledObject": "keda_scaledobjects",
-         "InferenceService": "kserve_inferenceservices"}
+         "InferenceService": "kserve_inferenceservices", "PodMonitoring": "gcp_podmonitorings",
+         "PodMonitor": "prometheus_podmonitors", "AzurePodMonitor": "azure_podmonitors",
+         "KafkaTopic": "strimzi_kafkatopics"}
 KEPT = ("type", "enum", "required", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems",
         "anyOf", "oneOf", "allOf", "not")
 
@@ -87,16 +89,33 @@ def test_every_object_fits_its_own_definition(target, machine):
 
 
 @pytest.mark.schemas
-@pytest.mark.parametrize(("kind", "target"), [("ScaledObject", "serve"), ("InferenceService", "kserve")])
-def test_keda_and_kserve_take_the_server(kind, target):
-    sets = [f"place.target={target}", "store.root=gs://bucket/runs", "serve.autoscaler=keda"]
+@pytest.mark.parametrize("more", [(), ("serve.tls_secret=films-tls",), ("serve.auth=none",)], ids=str)
+@pytest.mark.parametrize(("definition", "target", "root"), [
+    ("ScaledObject", "serve", "gs://bucket/runs"), ("InferenceService", "kserve", "gs://bucket/runs"),
+    ("PodMonitoring", "serve", "gs://bucket/runs"), ("PodMonitor", "serve", "s3://bucket/runs"),
+    ("AzurePodMonitor", "serve", "az://bucket/runs")])
+def test_keda_kserve_and_prometheus_take_the_server(definition, target, root, more):
+    sets = [f"place.target={target}", f"store.root={root}", "serve.autoscaler=keda", *more,
+            *(["place.storage_account=account"] if root.startswith("az") else [])]
     files = own_files(make_job(load_spec("quickstart", sets), load_catalog()))
     found = [one for file in files if file.path.endswith(".yaml") for one in yaml.safe_load_all(file.text)]
-    document = next(one for one in found if one["kind"] == kind)
-    _definition(kind).validate(document)
+    document = next(one for one in found if one["kind"] == definition.removeprefix("Azure"))
+    _definition(definition).validate(document)
     document["spec"]["nonsense"] = 1
     with pytest.raises(jsonschema.ValidationError):
-        _definition(kind).validate(document)
+        _definition(definition).validate(document)
+
+
+@pytest.mark.schemas
+def test_strimzi_takes_the_topics_of_a_stream():
+    sets = ["place.target=follow", "place.machine=g5.xlarge", "store.root=s3://bucket/runs", "train.decay=none",
+            "stream.source=kafka", "stream.topics=['shown']", "stream.servers=['broker:9092']",
+            "place.cluster=existing"]
+    files = own_files(make_job(load_spec("quickstart", sets), load_catalog()))
+    topics = [one for file in files if file.path == "kafka_topics.yaml" for one in yaml.safe_load_all(file.text)]
+    assert topics
+    for topic in topics:
+        _definition("KafkaTopic").validate(topic)
 
 
 @pytest.mark.schemas
@@ -112,6 +131,8 @@ def test_the_definitions_would_refuse_a_field_that_is_not_there(target):
 @pytest.mark.parametrize("place", [{}, {"spot": True}, {"volume": "fsx-lustre-250"}, {"nodes": 1}], ids=str)
 @pytest.mark.parametrize("machine", ["p4d.24xlarge", "p5.48xlarge", "p5e.48xlarge", "g5.xlarge"])
 def test_eksctl_takes_the_cluster(machine, place):
+    if machine == "p5e.48xlarge" and not place.get("spot"):
+        place = {**place, "capacity": "block", "reservation": "cr-0123456789abcdef0", "zone": "us-east-2a"}
     text = next(file.text for file in render_eks(job_of(machine, **place)) if file.path == "eks_cluster.yaml")
     config, schema = yaml.safe_load(text), json.loads(_file("eksctl-*-cluster-config.json").read_text())
     jsonschema.validate(config, schema)
@@ -158,6 +179,7 @@ def _definition(kind: str) -> jsonschema.Draft202012Validator:
     version = next(v for v in crd["spec"]["versions"] if v.get("storage"))
     schema = _strict(version["schema"]["openAPIV3Schema"])
     schema["properties"]["metadata"] = {"type": "object"}
+    schema["properties"]["apiVersion"] = {"const": f"{crd['spec']['group']}/{version['name']}"}
     return jsonschema.Draft202012Validator(schema)
 
 

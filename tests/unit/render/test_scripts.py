@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import yaml
 from limits import HANG_S
-from recorded_commands import run_script
+from recorded_commands import STUB, run_script
 from render_jobs import MACHINES, VOLUMES, job_of
 
 from embark.lint.check import lint_texts
 from embark.render.folder import File
 from embark.render.render import render_infrastructure
-from embark.render.shell_text import TEMPLATES
+from embark.render.shell_text import TEMPLATES, script
 
 SETTINGS = {"PROJECT": "my-project", "EMAIL": "me@example.com", "SUBNET_ID": "subnet-1"}
 CHANGING = {
@@ -84,12 +84,12 @@ def test_shellcheck_finds_nothing(tmp_path: Path):
 
 @pytest.mark.needs("shellcheck")
 def test_shellcheck_parses_the_templates(tmp_path: Path):
-    """Statements are comments to it; a value is a word."""
+    """Statements are comments to it; a value is a word, or the name of a variable."""
     templates = sorted(TEMPLATES.rglob("*.sh.j2"))
     assert len(templates) > 20
     for path in templates:
         copy = tmp_path / str(path.relative_to(TEMPLATES)).replace("/", "-")
-        copy.write_text(re.sub("@@.*?@@", "64", path.read_text()))
+        copy.write_text(re.sub("@@.*?@@", "64", re.sub(r"\$@@.*?@@", "$NAME", path.read_text())))
     done = subprocess.run(["shellcheck", "--shell=bash", "--severity=error", *tmp_path.iterdir()],
                           capture_output=True, text=True, timeout=HANG_S)
     assert done.returncode == 0, done.stdout
@@ -128,7 +128,24 @@ def test_run_for_real_every_script_ends_well(files: list[File], tmp_path: Path):
     for file in files:
         if not file.path.endswith(".sh") or file.path == "tpu_node.sh":
             continue
-        words = ["--yes", "clean"] if file.path.startswith("train_dlrm") else verbs.get(file.path, [])
+        words = ["clean"] if file.path.startswith("train_dlrm") else verbs.get(file.path, [])
+        words = [*words, "--yes"]
         ran = run_script(files, file.path, words, tmp_path, SETTINGS)
         assert ran.code == 0, (file.path, ran.output)
         assert ran.commands, file.path
+
+
+def test_a_script_stops_at_an_error_in_a_function_whose_output_it_reads(tmp_path):
+    text = script("Tries.", "made() { false; printf 'id\\n'; }", "id=$(made)", "printf 'on with %s\\n' \"$id\"")
+    done = run_script([File("try.sh", text, is_executable=True)], "try.sh", [], tmp_path)
+    assert (done.code, done.output) == (1, "")
+
+
+def test_nothing_waits_for_a_file_system_that_was_refused(tmp_path):
+    refusal = '  *" create-file-system "*) echo refused >&2; exit 254 ;;\n'
+    stub = STUB.replace("case $words in\n", f"case $words in\n{refusal}", 1)
+    files = render_infrastructure(job_of("p4d.24xlarge", volume=VOLUMES["aws"][0]))
+    done = run_script(files, "storage.sh", ["volume"], tmp_path, SETTINGS, stub=stub)
+    assert done.code == 254
+    assert done.output.rstrip().endswith("refused")
+    assert not any("describe-data-repository-associations" in words for words in done.commands)

@@ -67,8 +67,8 @@ def test_each_slice_is_a_job_of_a_jobset_on_its_own_pool():
     found = objects("v5litepod-16", target="jobset", nodes=2)
     jobset = found["JobSet"]
     assert jobset["spec"]["replicatedJobs"][0]["replicas"] == 2
-    assert jobset["metadata"]["annotations"] == {
-        "alpha.jobset.sigs.k8s.io/exclusive-topology": "cloud.google.com/gke-nodepool"}
+    topology = jobset["metadata"]["annotations"]["alpha.jobset.sigs.k8s.io/exclusive-topology"]
+    assert topology == "cloud.google.com/gke-nodepool"
 
 
 def test_the_hosts_of_a_slice_find_one_another_by_their_service():

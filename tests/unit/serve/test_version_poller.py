@@ -397,3 +397,37 @@ def test_a_server_of_one_version_polls_nothing(runs, tmp_path, monkeypatch, sett
     assert not polling
     with pytest.raises(UserError, match="--poll-s -1: out of range"):
         serve_model(uri, poll_s=-1)
+
+
+def test_pollers_that_start_together_do_not_poll_together(runs, tmp_path):
+    """Replicas would otherwise fetch a new version at the same moment, all of them."""
+    polled = Polled(str(tmp_path / "models"), runs["first"])
+
+    def waits() -> list[float]:
+        poller, waited = VersionPoller(polled.uri, polled.model, 10.0), []
+        poller._stopping = SimpleNamespace(wait=lambda s: waited.append(s) or len(waited) == 20, is_set=lambda: False)
+        poller._run()
+        return waited
+
+    first, second = waits(), waits()
+    assert first != second
+    assert all(5.0 <= wait_s <= 15.0 for wait_s in first + second)
+
+
+def test_a_third_version_makes_room_before_it_is_fetched(runs, tmp_path, monkeypatch):
+    """And a rollback to the version before it finds it on the disk."""
+    monkeypatch.setenv("EMBARK_CACHE", str(tmp_path / "cache"))
+    polled = Polled(str(tmp_path / "models"), runs["first"])
+    on_disk = []
+
+    def load(version, onto=None):
+        on_disk.append(sorted(path.name for path in (tmp_path / "cache" / "exported").glob("*/*/version-*")))
+        return load_scorer(polled.uri, version, onto=onto)
+
+    polled.load = load
+    for run in ("second", "first"):
+        export_run(runs[run], polled.uri)
+        polled.poller.poll()
+    rollback(polled.uri, 2)
+    polled.poller.poll()
+    assert on_disk == [["version-000000001"], ["version-000000002"], ["version-000000002", "version-000000003"]]

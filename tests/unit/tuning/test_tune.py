@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import multiprocessing
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 from counting_trainer import Instants, Killed, backend_of
+from limits import HANG_S
 from tiny_runs import TINY
 
 from embark.errors import Diverged, Preempted, UserError
@@ -165,6 +167,71 @@ def test_a_cut_journal_line_and_its_lock_do_not_stop_the_search(search):
         file.write(b'{"op_code": 5, "worker')
     Path(f"{journal}.lock").symlink_to(journal)
     assert tried(search(TuneRequest(trials=2, search=SEARCH)))[:1] == tried(first)
+
+
+def in_processes(count: int, work: Any) -> list[Any]:
+    """What each of so many processes returns."""
+    context = multiprocessing.get_context("fork")
+    queue = context.SimpleQueue()
+    started = [context.Process(target=lambda: queue.put(work())) for _ in range(count)]
+    for one in started:
+        one.start()
+    for one in started:
+        one.join(HANG_S)
+        assert one.exitcode == 0
+    return [queue.get() for _ in started]
+
+
+def test_workers_share_the_trials_and_none_is_run_twice(search):
+    request = TuneRequest(trials=9, search=SEARCH, workers=3)
+    results = in_processes(3, lambda: search(request, aucs=lambda *_: time.sleep(0.02) or 0.5))
+    last = search(request)
+    assert [one.number for one in last.trials] == list(range(9))
+    assert {one.state for one in last.trials} <= {"complete", "pruned"}
+    assert last.trials[0].values == {"train.learning_rate": 0.01}
+    assert len({one.values["train.learning_rate"] for one in last.trials}) == 9
+    assert [[event["event"] for event in events_of(last, number)].count("start") for number in range(9)] == [1] * 9
+    assert "trials" in {one.stopped_by for one in results}
+    assert json.loads(Path(last.folder, "tune.json").read_text())["stopped_by"] == "trials"
+
+
+def test_a_worker_leaves_a_trial_to_the_one_that_trains_it(search):
+    seen: list[TuneResult] = []
+
+    def aucs(spec: Any, steps: int) -> float:
+        if spec.name == "trial-0000" and not seen:
+            seen.extend(in_processes(1, lambda: search(TuneRequest(trials=2, search=SEARCH, workers=2))))
+        return auc_of(spec, steps)
+
+    result = search(TuneRequest(trials=2, search=SEARCH, workers=2), aucs=aucs)
+    assert [one.state for one in seen[0].trials] == ["unfinished", "complete"]
+    assert seen[0].stopped_by == ""
+    assert [one.state for one in result.trials] == ["complete", "complete"]
+    assert result.stopped_by == "trials"
+
+
+def test_a_trial_of_a_worker_that_died_is_finished_by_another(search):
+    request = TuneRequest(trials=2, search=SEARCH, workers=2)
+    with pytest.raises(Killed):
+        search(request, instants=Instants(("evaluate", 5), ""), is_due=lambda number: number == 0)
+    result = search(request)
+    assert [one.state for one in result.trials] == ["complete", "complete"]
+    starts = [event["first_step"] for event in events_of(result, 0) if event["event"] == "start"]
+    assert starts == [0, 3]
+
+
+def test_the_limit_is_shared_by_the_workers(search, monkeypatch):
+    """One of two workers may use half of what is left."""
+    deadlines: list[float] = []
+
+    def aucs(spec: Any, steps: int) -> float:
+        deadlines.append(signals.deadline_s - time.monotonic())
+        return auc_of(spec, steps)
+
+    signals = StopSignals()
+    monkeypatch.setattr("embark.tuning.tune.StopSignals", lambda: signals)
+    search(TuneRequest(trials=1, minutes=120, search=SEARCH, workers=2), aucs=aucs)
+    assert 1800 < deadlines[0] <= 3600
 
 
 def test_trials_below_the_median_are_pruned_also_after_a_kill(search, monkeypatch):

@@ -1,6 +1,7 @@
 """Reads eksctl's ClusterConfig and refuses what eksctl refuses."""
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -11,9 +12,12 @@ import yaml
 from cloudsim.account import Call
 from cloudsim.aws.account import AwsAccount, facts
 from cloudsim.aws.ec2 import machine_type
-from cloudsim.state import Refusal
+from cloudsim.aws.iam import POLICY_VERSIONS, policy_error
+from cloudsim.kubernetes.validation import label_error
+from cloudsim.state import Refusal, versions_sold
 
 MIN_ZONES = 2
+STACK_NAME = re.compile("[a-zA-Z][-a-zA-Z0-9]*")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +42,23 @@ class ClusterConfig:
         return {str(one["name"]) for one in self.raw.get("addons") or ()}
 
     @property
+    def has_metrics_server(self) -> bool:
+        """Whether metrics-server is installed: eksctl does it by default since 0.201."""
+        is_default = not (self.raw.get("addonsConfig") or {}).get("disableDefaultAddons")
+        return is_default or "metrics-server" in self.addons
+
+    @property
     def identities(self) -> list[dict[str, Any]]:
         return list((self.raw.get("iam") or {}).get("podIdentityAssociations") or ())
+
+    @property
+    def gives_roles(self) -> bool:
+        """Whether add-ons get the roles that they need."""
+        own = [one for one in self.raw.get("addons") or () if one["name"] == "aws-ebs-csi-driver"]
+        roles = ("podIdentityAssociations", "wellKnownPolicies", "attachPolicyARNs", "attachPolicy",
+                 "serviceAccountRoleARN", "useDefaultPodIdentityAssociations")
+        return bool((self.raw.get("addonsConfig") or {}).get("autoApplyPodIdentityAssociations")) or any(
+            one.get(role) for one in own for role in roles)
 
     @property
     def has_nat(self) -> bool:
@@ -77,9 +96,12 @@ def _check(account: AwsAccount, config: ClusterConfig, refuse: Any) -> None:
     if config.region not in account.backends("ec2"):
         raise refuse(f"--region={config.region} is not supported")
     ec2 = account.backends("ec2")[config.region]
-    if config.version not in facts()["eks"]["versions"]:
-        raise refuse(f'invalid version, {config.version} is not supported; supported values: '
-                     f'{", ".join(facts()["eks"]["versions"])}')
+    sold = versions_sold(facts()["eks"]["versions"])
+    if config.version not in sold:
+        raise refuse(f'invalid version, {config.version} is not supported; supported values: {", ".join(sold)}')
+    if not STACK_NAME.fullmatch(config.name):
+        raise Refusal(f"Error: validation for {config.name} failed, name must satisfy regular expression pattern: "
+                      f"{STACK_NAME.pattern}")
     known = {zone.name for zone in ec2.describe_availability_zones()}
     if config.zones and len(config.zones) < MIN_ZONES:
         raise refuse(f"only {len(config.zones)} zone(s) specified {config.zones}, {MIN_ZONES} are required (can be "
@@ -94,6 +116,9 @@ def _check(account: AwsAccount, config: ClusterConfig, refuse: Any) -> None:
         raise refuse("managedNodeGroups: names must be unique")
     for index, group in enumerate(config.groups):
         _check_group(config, group, f"managedNodeGroups[{index}]", refuse)
+    if config.identities and "eks-pod-identity-agent" not in config.addons:
+        raise refuse('the "eks-pod-identity-agent" addon must be installed to create pod identity associations; please '
+                     'add "eks-pod-identity-agent" to addons')
     for index, one in enumerate(config.identities):
         path = f"iam.podIdentityAssociations[{index}]"
         for field in ("namespace", "serviceAccountName"):
@@ -103,6 +128,9 @@ def _check(account: AwsAccount, config: ClusterConfig, refuse: Any) -> None:
         if not any(one.get(field) for field in sources):
             raise refuse(f"at least one of the following must be specified: {path}.roleARN, {path}.permissionPolicy, "
                          f"{path}.permissionPolicyARNs, {path}.wellKnownPolicies")
+        if why := policy_error(one.get("permissionPolicy") or {"Version": POLICY_VERSIONS[0]}):
+            raise Refusal(f"Error: creating pod identity association {one['serviceAccountName']}: AWS::IAM::Policy: "
+                          f"CREATE_FAILED – MalformedPolicyDocument: {why}")
 
 
 def _check_group(config: ClusterConfig, group: dict[str, Any], path: str, refuse: Any) -> None:
@@ -130,6 +158,9 @@ def _check_group(config: ClusterConfig, group: dict[str, Any], path: str, refuse
     for index, taint in enumerate(group.get("taints") or ()):
         if taint.get("effect") not in ("NoSchedule", "PreferNoSchedule", "NoExecute"):
             raise refuse(f"{path}.taints[{index}]: invalid taint effect: {taint.get('effect')}")
+    for key, value in (group.get("labels") or {}).items():
+        if why := label_error(str(key), str(value)):
+            raise refuse(f"{path}.labels: {why}")
 
 
 @cache

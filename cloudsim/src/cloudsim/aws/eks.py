@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import yaml
+
 from cloudsim.aws import fsx
 from cloudsim.aws.account import AwsAccount, facts
 from cloudsim.aws.ec2 import launch_error, machine_type
@@ -12,11 +14,14 @@ from cloudsim.aws.ecr import HOST, PULL_ACTIONS, EcrRegistry
 from cloudsim.aws.iam import denial, role_arn
 from cloudsim.aws.network import Network
 from cloudsim.kubernetes.cloud import Manifest, NodePool, VolumeFacts
+from embark.formatting import to_one_line
+from embark.kubernetes.objects import at
 
 NODE_ACTIONS = json.dumps({"Version": "2012-10-17", "Statement": [
     {"Effect": "Allow", "Action": list(PULL_ACTIONS), "Resource": "*"}]})
 """The policy of eksctl's nodes for S3 and ECR, AmazonEC2ContainerRegistryPullOnly."""
 ACTIONS = {False: ("s3:ListBucket", "s3:GetObject"), True: ("s3:ListBucket", "s3:GetObject", "s3:PutObject")}
+STRATEGIES = ("RAID0", "RAID10", "Mount")
 GPU_PLUGIN, EFA_PLUGIN = "nvidia-device-plugin-daemonset", "embark-efa-aws-efa-k8s-device-plugin"
 """The device plugins of NVIDIA, by eksctl, and of EFA, by eks_cluster.sh: eksctl's does not tolerate GPU taints."""
 
@@ -29,6 +34,7 @@ class EksCloud:
     name: str
     network: Network
     addons: set[str]
+    has_driver_role: bool = False  # The EBS driver may create disks.
     identities: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
     """Maps namespace and service account to the association in the ClusterConfig."""
 
@@ -80,6 +86,16 @@ class EksCloud:
         takes_group = bool(csi.get("fsType")) and bool({"ReadWriteOnce", "ReadWriteOncePod"} & set(modes))
         return VolumeFacts(fsx.folder_of(self.account, found), takes_fs_group=takes_group)
 
+    def make_disk(self, name: str, driver: str, gib: float) -> str:
+        if not self.has_driver_role:
+            return ("rpc error: code = Internal desc = Could not create volume: UnauthorizedOperation: the service "
+                    "account kube-system/ebs-csi-controller-sa has no role")
+        self.account.resources.add("EBS volume", name, is_paid=True)
+        return ""
+
+    def drop_disk(self, name: str) -> None:
+        self.account.resources.remove("EBS volume", name)
+
     def on_pool_change(self, pool: NodePool, num_nodes: int) -> str:
         is_spot = pool.labels.get("eks.amazonaws.com/capacityType") == "SPOT"
         cluster = self.account.clusters.get(f"{self.network.region}/{self.name}")
@@ -106,7 +122,11 @@ def node_pool(group: Mapping[str, Any], *, cluster: str, region: str, zone: str)
     """Return the machines of a node group as Kubernetes sees them."""
     name = str((group.get("instanceTypes") or [group.get("instanceType", "m5.large")])[0])
     found = machine_type(name) or {}
-    allocatable = _allocatable(found)
+    config, join_error = _node_config(group)
+    disk_gib = float(group.get("volumeSize", facts()["eks"]["disk_gib"]))
+    if at(config, "spec.instance.localStorage.strategy") in ("RAID0", "RAID10"):
+        disk_gib = float((found.get("InstanceStorageInfo") or {}).get("TotalSizeInGB", disk_gib)) * 1e9 / 2**30
+    allocatable = _allocatable(found, disk_gib)
     devices: dict[str, str] = {}
     gpus = sum(int(gpu["Count"]) for gpu in (found.get("GpuInfo") or {}).get("Gpus", []))
     if gpus:
@@ -126,10 +146,27 @@ def node_pool(group: Mapping[str, Any], *, cluster: str, region: str, zone: str)
                    for one in group.get("taints") or ())
     num = int(group.get("desiredCapacity", group.get("minSize", 2)))
     return NodePool(name=str(group["name"]), machine_type=name, zone=zone, num_nodes=num, allocatable=allocatable,
-                    labels=labels, taints=taints, devices_after=devices)
+                    labels=labels, taints=taints, devices_after=devices, join_error=join_error)
 
 
-def _allocatable(machine: Mapping[str, Any]) -> dict[str, str]:
+def _node_config(group: Mapping[str, Any]) -> tuple[Any, str]:
+    """Return the NodeConfig of a node group's user data, and why nodeadm refuses it."""
+    text = group.get("overrideBootstrapCommand")
+    if not text:
+        return {}, ""
+    try:
+        config = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        return {}, f"nodeadm: NodeConfig: error converting YAML to JSON: {to_one_line(str(error))}"
+    if (at(config, "apiVersion"), at(config, "kind")) != ("node.eks.aws/v1alpha1", "NodeConfig"):
+        return {}, "nodeadm: the user data has no NodeConfig of node.eks.aws/v1alpha1"
+    strategy = at(config, "spec.instance.localStorage.strategy")
+    if strategy not in (None, *STRATEGIES):
+        return {}, f"nodeadm: spec.instance.localStorage.strategy: {strategy} is none of {', '.join(STRATEGIES)}"
+    return config, ""
+
+
+def _allocatable(machine: Mapping[str, Any], disk_gib: float) -> dict[str, str]:
     rules = facts()["eks"]
     cpus, network = int(machine["VCpuInfo"]["DefaultVCpus"]), machine["NetworkInfo"]
     reserved, left = 0.0, cpus
@@ -141,6 +178,6 @@ def _allocatable(machine: Mapping[str, Any]) -> dict[str, str]:
     memory_mib = int(machine["MemoryInfo"]["SizeInMiB"]) * rules["memory_share"]
     memory_mib -= rules["reserved_mib"] + rules["reserved_mib_per_pod"] * pods + rules["eviction_mib"]
     return {"cpu": f"{round((cpus - reserved) * 1000)}m", "memory": f"{round(memory_mib)}Mi", "pods": str(pods),
-            "ephemeral-storage": "100Gi"}
+            "ephemeral-storage": f"{int((disk_gib * 0.9 - rules['disk_reserved_gib']) * 1024)}Mi"}
 
 

@@ -18,6 +18,7 @@ from cloudsim.aws.network import (
 )
 from cloudsim.grammar import ParsedCommand, load_grammar
 from cloudsim.kubernetes.cluster import Cluster
+from cloudsim.kubernetes.volumes import add_storage_class
 from cloudsim.state import Refusal
 
 CREATE_S, GROUP_S, SCALE_S, DELETE_S = 900.0, 240.0, 120.0, 600.0
@@ -98,9 +99,10 @@ class Eksctl:
         self.account.backends("eks")[config.region].clusters[config.name].resources_vpc_config |= {
             "vpcId": network.vpc, "clusterSecurityGroupId": network.group}
         self.account.resources.add(STACK, key, network=network)
-        cloud = EksCloud(self.account, config.name, network, config.addons)
+        cloud = EksCloud(self.account, config.name, network, config.addons, config.gives_roles)
         cluster = Cluster(config.name, cloud, self.account.clock, self.account.folder / "clusters" / config.name,
-                          config.version, tolerates_extended_resources=True)
+                          config.version, tolerates_extended_resources=True,
+                          has_metrics_server=config.has_metrics_server)
         self.account.clusters[key] = cluster
         self.account.clock.advance(CREATE_S)
         for addon, name in DAEMON_SETS.items():
@@ -109,6 +111,7 @@ class Eksctl:
         for driver, addon in facts()["eks"]["drivers"].items():
             if addon in config.addons:
                 cluster.add_csi_driver(driver)
+        add_storage_class(cluster, "gp2", "kubernetes.io/aws-ebs")  # Not the default one since 1.30.
         for one in config.identities:
             cloud.identities[one["namespace"], one["serviceAccountName"]] = one
         for group in config.groups:
@@ -138,7 +141,9 @@ class Eksctl:
         if machine_type(kind) is None:
             raise Refusal(f"Error: InvalidInstanceType: The following supplied instance types do not exist: [{kind}]")
         group = {"name": given.text("--name") or given.positionals.get("NAME"), "instanceTypes": [kind],
-                 "desiredCapacity": num, "minSize": num, "maxSize": num,
+                 "desiredCapacity": num, "minSize": int(given.text("--nodes-min", str(num))),
+                 "maxSize": int(given.text("--nodes-max", str(num))),
+                 "volumeSize": int(given.text("--node-volume-size", str(facts()["eks"]["disk_gib"]))),
                  "privateNetworking": bool(given["--node-private-networking"])}
         zones = sorted({zone for _, zone in _cloud(cluster).network.subnets})
         return ClusterConfig(cluster.name, self._region(call, given), cluster.version,

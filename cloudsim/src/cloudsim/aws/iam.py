@@ -1,11 +1,15 @@
 """Evaluates the policies of roles, including Amazon's own."""
 
 import json
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
 from cloudsim.aws.account import NUMBER, AwsAccount
 from cloudsim.aws.api import ApiError, Parameters, operation
+
+POLICY_VERSIONS = ("2012-10-17", "2008-10-17")
+ARN_PARTS = 6
 
 
 @operation("iam.AttachRolePolicy")
@@ -28,6 +32,27 @@ def add_amazon_policy(account: AwsAccount, arn: str) -> None:
     if found is None or found.arn != arn:
         raise ApiError("NoSuchEntity", f"Policy {arn} does not exist or is not attachable.")
     known[arn] = found
+
+
+def policy_error(policy: Mapping[str, Any]) -> str:
+    """Return why IAM refuses a policy, or an empty text."""
+    if str(policy.get("Version", POLICY_VERSIONS[0])) not in POLICY_VERSIONS:
+        return "Policy document must be version 2012-10-17 or greater."
+    statements = policy.get("Statement") or []
+    for one in statements if isinstance(statements, list) else [statements]:
+        if one.get("Effect") not in ("Allow", "Deny"):
+            return f"Invalid effect: {one.get('Effect')}"
+        actions, resources = ([value] if isinstance(value := one.get(name) or [], str) else value
+                              for name in ("Action", "Resource"))
+        for action in actions:
+            if action != "*" and ":" not in action:
+                return f"Actions/Conditions must be prefaced by a vendor, e.g., iam, sdb, ec2, etc. ({action})"
+        for resource in resources:
+            if resource != "*" and len(resource.split(":")) < ARN_PARTS:
+                return f'Resource {resource} must be in ARN format or "*".'
+        if not actions or not resources:
+            return f"Policy statement must contain {'resources' if actions else 'actions'}."
+    return ""
 
 
 def role_documents(account: AwsAccount, role: str) -> list[str]:

@@ -17,6 +17,7 @@ NOT_MODELLED = (
     "Azure: programs on plain machines; `vm.sh logs` shows whether they reach the image and the storage",
     "Azure: alerts and budgets, which exist and never fire",
     "Azure: conflicts between the drivers of a node's image and of NVIDIA's operators",
+    "Azure: the registration of providers that az registers by itself",
 )
 
 

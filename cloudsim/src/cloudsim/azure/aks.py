@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from cloudsim.account import Call
-from cloudsim.azure.arm import GROUP, NOT_FOUND, POOL, RoleAssignment, Subscription, identifier
+from cloudsim.azure.arm import GROUP, NOT_FOUND, POOL, RoleAssignment, Subscription, identifier, names_of
 from cloudsim.azure.cluster_cloud import AksCloud
 from cloudsim.azure.facts import FACTS, MachineType
 from cloudsim.azure.monitoring import WORKSPACE
@@ -17,7 +17,9 @@ from cloudsim.kubernetes.admission import install
 from cloudsim.kubernetes.cloud import NodePool
 from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.kinds import releases
-from cloudsim.state import Refusal, Resource
+from cloudsim.kubernetes.validation import label_error
+from cloudsim.kubernetes.volumes import add_storage_class
+from cloudsim.state import Refusal, Resource, versions_sold
 
 CLUSTER = "Microsoft.ContainerService/managedClusters"
 INFINIBAND = "Microsoft.ContainerService/AKSInfinibandSupport"
@@ -28,17 +30,21 @@ DRIVERS = ("disk.csi.azure.com", "file.csi.azure.com")
 
 
 def create_cluster(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     azure.group(group)
     location = azure.location(command, group)
     found = azure.find(CLUSTER, group, name)
     if found is not None:
         azure.ready(found)
         return azure.view(found)
-    version = command.text("--kubernetes-version", "1.34")
-    if not any(version == one or version.startswith(f"{one}.") for one in FACTS["aks"]["versions"]):
+    sold = versions_sold(FACTS["aks"]["versions"])
+    version = command.text("--kubernetes-version", sold[-2])
+    if not any(version == one or version.startswith(f"{one}.") for one in sold):
         raise Refusal(f"(K8sVersionNotSupported) Managed cluster {name} is on version {version}, which is not "
-                      f"supported in {location}. Supported are {', '.join(FACTS['aks']['versions'])}.")
+                      f"supported in {location}. Supported are {', '.join(sold)}.")
+    if not re.fullmatch(r"[A-Za-z0-9]([\w-]{0,61}[A-Za-z0-9])?", name):
+        raise Refusal(f"(InvalidParameter) The value of parameter resourceName is invalid: {name}: at most 63 letters, "
+                      "digits, hyphens and underscores, a letter or digit first and last.")
     if command["--enable-workload-identity"] and not command["--enable-oidc-issuer"]:
         raise Refusal("Enabling workload identity requires enabling OIDC issuer (--enable-oidc-issuer).")
     if command.text("--network-plugin-mode") == "overlay" and command.text("--network-plugin", "azure") != "azure":
@@ -68,6 +74,8 @@ def create_cluster(azure: Subscription, command: ParsedCommand, call: Call) -> A
     azure.account.clusters[made.name] = cluster
     for driver in DRIVERS:
         cluster.add_csi_driver(driver)
+    for name in ("managed-csi", "managed-csi-premium", "default"):
+        add_storage_class(cluster, name, "disk.csi.azure.com", is_default=name == "default")
     if command["--enable-blob-driver"]:
         cluster.add_csi_driver(BLOB_DRIVER)
     if command["--enable-azure-monitor-metrics"]:
@@ -82,7 +90,7 @@ def need_cluster(azure: Subscription, command: ParsedCommand, flag: str = "--nam
 
 
 def show_cluster(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     azure.group(group)
     found = azure.find(CLUSTER, group, name)
     return azure.view(found if found is not None else need_cluster(azure, command))
@@ -267,6 +275,9 @@ def _add_pool(azure: Subscription, command: ParsedCommand, owner: Resource, name
               zones: list[str] | None = None) -> Resource:
     taints = _taints(command) if mode == "User" else []
     labels = dict(one.partition("=")[::2] for one in command["--labels"] or [] if mode == "User")
+    for key, value in labels.items():
+        if why := label_error(key, value):
+            raise Refusal(f"(InvalidParameter) --labels: invalid label: {why}")
     labels |= {"kubernetes.azure.com/agentpool": name, "agentpool": name, "kubernetes.azure.com/mode": mode.lower(),
                "topology.kubernetes.io/region": owner.location, "kubernetes.azure.com/cluster": name}
     if is_spot:
@@ -276,7 +287,8 @@ def _add_pool(azure: Subscription, command: ParsedCommand, owner: Resource, name
         command, POOL, *owner.name.split("/"), name, location=owner.location, takes_s=240.0, is_paid=count > 0,
         count=count, vmSize=kind.name, mode=mode, enableAutoScaling=most is not None, minCount=least, maxCount=most,
         scaleSetPriority="Spot" if is_spot else "Regular", availabilityZones=zones or None, nodeLabels=labels)
-    allocatable = kind.allocatable
+    disk_gib = int(command.text("--node-osdisk-size", "0")) or kind.os_disk_gib
+    allocatable = kind.allocatable(disk_gib)
     # Without the feature the machines of a pool share no fabric, and the driver finds no active port.
     if kind.num_adapters and azure.features.get(INFINIBAND, float("inf")) <= azure.clock.now:
         allocatable["rdma/ib"] = str(kind.num_adapters)

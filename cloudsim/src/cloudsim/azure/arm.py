@@ -1,11 +1,11 @@
 """A subscription as Azure Resource Manager keeps it: groups, resources with ids, quotas and roles."""
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cloudsim.account import Account
+from cloudsim.account import Account, Call
 from cloudsim.azure.facts import FACTS, MachineType, families, machine_type
 from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal, Resource
@@ -26,6 +26,17 @@ class RoleAssignment:
     scope: str
 
 
+def names_of(command: ParsedCommand) -> tuple[str, str]:
+    """Return the resource group and the name that a command is about."""
+    return command.text("--resource-group"), command.text("--name")
+
+
+def shown(kind: str, *flags: str) -> Callable[["Subscription", ParsedCommand, Call], Any]:
+    """Make the answer that shows a resource; `flags` give its names, by default `--name`."""
+    return lambda azure, command, call: azure.view(azure.need(
+        kind, command.text("--resource-group"), *(command.text(flag) for flag in flags or ["--name"])))
+
+
 class Subscription:
     """The state that every command of az answers from."""
 
@@ -37,6 +48,7 @@ class Subscription:
         self.extensions: set[str] = set()
         self.assignments: list[RoleAssignment] = []
         self.user = identifier("user")
+        self.is_service_principal = False  # True: a pipeline's login, not a person's.
 
     # names and ids
 

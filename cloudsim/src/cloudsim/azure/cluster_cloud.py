@@ -21,6 +21,7 @@ class AksCloud:
 
     def __init__(self, azure: Subscription, resource: Resource) -> None:
         self.azure, self.resource = azure, resource
+        self._disks: set[str] = set()
 
     @property
     def body(self) -> dict[str, Any]:
@@ -113,6 +114,14 @@ class AksCloud:
         folder = self.azure.account.folder / "volumes" / resource.name.replace("/", "_")
         folder.mkdir(parents=True, exist_ok=True)
         return folder
+
+    def make_disk(self, name: str, driver: str, gib: float) -> str:
+        self._disks.add(name)
+        return ""
+
+    def drop_disk(self, name: str) -> None:
+        """Forget a disk. Disks are in the cluster's own resource group and are deleted with it."""
+        self._disks.discard(name)
 
     def on_pool_change(self, pool: NodePool, num_nodes: int) -> str:
         found = self.azure.find(POOL, *self.resource.name.split("/"), pool.name)

@@ -20,13 +20,17 @@ class MachineType:
     regions: frozenset[str] | None = None  # Regions that offer it; None if all do.
 
     @property
-    def allocatable(self) -> dict[str, str]:
-        """The resources that AKS leaves to pods on such a machine."""
+    def os_disk_gib(self) -> int:
+        return next(int(gib) for least, gib in FACTS["aks"]["disks_gib"] if self.vcpus >= least)
+
+    def allocatable(self, disk_gib: float) -> dict[str, str]:
+        """Return the resources that AKS leaves to pods on such a machine."""
         reserve = next(one.reserve for one in load_catalog().machines.values() if one.cloud == "azure")
         kept_gib = min(self.memory_gib - reserve.allocatable_gib(self.memory_gib),
                        self.memory_gib * FACTS["aks"]["max_memory_share"])
         found = {"cpu": f"{reserve.allocatable_vcpus(self.vcpus) * 1000:.0f}m",
-                 "memory": f"{(self.memory_gib - kept_gib) * 1024:.0f}Mi", "ephemeral-storage": "200Gi"}
+                 "memory": f"{(self.memory_gib - kept_gib) * 1024:.0f}Mi", "pods": "250",
+                 "ephemeral-storage": f"{int(disk_gib * FACTS['aks']['disk_share'] * 0.9 * 1024)}Mi"}
         if self.num_gpus:
             found["nvidia.com/gpu"] = str(self.num_gpus)
         return found

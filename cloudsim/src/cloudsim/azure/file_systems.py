@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudsim.account import Call
-from cloudsim.azure.arm import Subscription
+from cloudsim.azure.arm import Subscription, shown
 from cloudsim.azure.facts import FACTS
 from cloudsim.azure.networks import SUBNET
 from cloudsim.grammar import ParsedCommand
@@ -127,13 +127,6 @@ def _address(azure: Subscription, subnet: Resource) -> str:
     return str(hosts[3 + len(azure.resources.users_of(subnet.key))])  # Azure reserves the first addresses.
 
 
-def _show(kind: str) -> Callable[[Subscription, ParsedCommand, Call], Any]:
-    def answer(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-        return azure.view(azure.need(kind, command.text("--resource-group"), *_names(command, kind)))
-
-    return answer
-
-
 def _list(kind: str, *flags: str) -> Callable[[Subscription, ParsedCommand, Call], Any]:
     def answer(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
         group, names = command.text("--resource-group"), [command.text(flag) for flag in flags]
@@ -165,13 +158,13 @@ def _delete(kind: str) -> Callable[[Subscription, ParsedCommand, Call], Any]:
 
 
 ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "netappfiles account create": create_account, "netappfiles account show": _show(ACCOUNT),
+    "netappfiles account create": create_account, "netappfiles account show": shown(ACCOUNT, *NAMES[ACCOUNT]),
     "netappfiles account delete": _delete(ACCOUNT), "netappfiles account list": _list(ACCOUNT),
-    "netappfiles pool create": create_pool, "netappfiles pool show": _show(POOL),
+    "netappfiles pool create": create_pool, "netappfiles pool show": shown(POOL, *NAMES[POOL]),
     "netappfiles pool delete": _delete(POOL), "netappfiles pool list": _list(POOL, "--account-name"),
-    "netappfiles volume create": create_volume, "netappfiles volume show": _show(VOLUME),
+    "netappfiles volume create": create_volume, "netappfiles volume show": shown(VOLUME, *NAMES[VOLUME]),
     "netappfiles volume delete": _delete(VOLUME),
     "netappfiles volume list": _list(VOLUME, "--account-name", "--pool-name"),
-    "amlfs create": create_lustre, "amlfs show": _show(LUSTRE), "amlfs delete": _delete(LUSTRE),
+    "amlfs create": create_lustre, "amlfs show": shown(LUSTRE, *NAMES[LUSTRE]), "amlfs delete": _delete(LUSTRE),
     "amlfs list": _list(LUSTRE),
 }

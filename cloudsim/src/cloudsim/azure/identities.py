@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudsim.account import Call
-from cloudsim.azure.arm import VM, RoleAssignment, Subscription, identifier
+from cloudsim.azure.arm import VM, RoleAssignment, Subscription, identifier, names_of, shown
 from cloudsim.azure.facts import FACTS
 from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal
@@ -15,7 +15,7 @@ AUDIENCE = "api://AzureADTokenExchange"
 
 
 def create_identity(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     azure.group(group)
     found = azure.find(IDENTITY, group, name) or azure.create(
         command, IDENTITY, group, name, location=azure.location(command, group),
@@ -23,12 +23,8 @@ def create_identity(azure: Subscription, command: ParsedCommand, call: Call) -> 
     return azure.view(found)
 
 
-def show_identity(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    return azure.view(azure.need(IDENTITY, command.text("--resource-group"), command.text("--name")))
-
-
 def delete_identity(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    azure.delete(command, azure.need(IDENTITY, command.text("--resource-group"), command.text("--name")))
+    azure.delete(command, azure.need(IDENTITY, *names_of(command)))
 
 
 def create_credential(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
@@ -61,7 +57,8 @@ def create_assignment(azure: Subscription, command: ParsedCommand, call: Call) -
         raise Refusal("the following arguments are required: --assignee-object-id (az role assignment create)", 2)
     if not principal:
         raise Refusal("(InvalidPrincipalId) A valid principal ID must be provided for role assignment.")
-    known = {azure.user: "User", **dict.fromkeys(principals(azure), "ServicePrincipal")}
+    own = "ServicePrincipal" if azure.is_service_principal else "User"
+    known = {azure.user: own, **dict.fromkeys(principals(azure), "ServicePrincipal")}
     if principal not in known:
         raise Refusal(f"(PrincipalNotFound) Principal {principal} does not exist in the directory "
                       f"{identifier('tenant')}.")
@@ -119,7 +116,7 @@ def _view(one: RoleAssignment) -> dict[str, Any]:
 
 
 ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "identity create": create_identity, "identity show": show_identity, "identity delete": delete_identity,
+    "identity create": create_identity, "identity show": shown(IDENTITY), "identity delete": delete_identity,
     "identity federated-credential create": create_credential, "role assignment create": create_assignment,
     "role assignment list": list_assignments, "role assignment delete": delete_assignments,
 }

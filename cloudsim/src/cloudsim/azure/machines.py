@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 
 from cloudsim.account import Call
-from cloudsim.azure.arm import VM, Subscription, identifier
+from cloudsim.azure.arm import VM, Subscription, identifier, names_of, shown
 from cloudsim.azure.cluster_cloud import ACCOUNT_VARIABLE, blob_error
 from cloudsim.azure.facts import FACTS
 from cloudsim.azure.networks import NSG, PPG, SUBNET, VNET, add_subnet
@@ -23,7 +23,7 @@ SPEC_NAME = "spec.toml"
 
 
 def create_set(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     azure.group(group)
     ppg = [azure.need(PPG, group, command.text("--ppg"))] if command["--ppg"] else []
     return azure.view(azure.find(SET, group, name) or azure.create(
@@ -31,7 +31,7 @@ def create_set(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
 
 
 def create(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     azure.group(group)
     location = azure.location(command, group)
     if azure.find(VM, group, name) is not None:
@@ -101,10 +101,6 @@ def _tags(command: ParsedCommand) -> dict[str, str]:
     return dict(one.partition("=")[::2] for one in command["--tags"] or [])
 
 
-def show(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    return azure.view(azure.need(VM, command.text("--resource-group"), command.text("--name")))
-
-
 def list_machines(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     group = command.text("--resource-group")
     if group:
@@ -115,16 +111,16 @@ def list_machines(azure: Subscription, command: ParsedCommand, call: Call) -> An
 def delete(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     if not command["--yes"]:
         raise Refusal("Unable to prompt for confirmation as no tty available. Use --yes.")
-    azure.delete(command, azure.need(VM, command.text("--resource-group"), command.text("--name")))
+    azure.delete(command, azure.need(VM, *names_of(command)))
 
 
 def start(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    azure.need(VM, command.text("--resource-group"), command.text("--name"))
+    azure.need(VM, *names_of(command))
     azure.clock.advance(60.0)
 
 
 def run_command(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    machine = azure.need(VM, command.text("--resource-group"), command.text("--name"))
+    machine = azure.need(VM, *names_of(command))
     script = " ".join(command["--scripts"] or [])
     if "ssh_host_ed25519_key.pub" in script:
         said = f"ssh-ed25519 {identifier('host key', machine.name).replace('-', '')}"
@@ -170,6 +166,6 @@ def machine_log(azure: Subscription, machine: Resource) -> str:
 
 
 ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "vm availability-set create": create_set, "vm create": create, "vm show": show, "vm list": list_machines,
+    "vm availability-set create": create_set, "vm create": create, "vm show": shown(VM), "vm list": list_machines,
     "vm delete": delete, "vm start": start, "vm run-command invoke": run_command,
 }

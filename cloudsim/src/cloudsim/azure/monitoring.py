@@ -6,29 +6,24 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudsim.account import Call
-from cloudsim.azure.arm import Subscription
+from cloudsim.azure.arm import Subscription, names_of, shown
 from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal
 
 WORKSPACE = "Microsoft.Monitor/accounts"
 ACTIONS = "Microsoft.Insights/actionGroups"
 ALERT = "Microsoft.Insights/metricAlerts"
-DEPLOYMENT = "Microsoft.Resources/deployments"
 
 
 def create_workspace(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     azure.group(group)
     return azure.view(azure.find(WORKSPACE, group, name) or azure.create(
         command, WORKSPACE, group, name, location=azure.location(command, group)))
 
 
-def show_workspace(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    return azure.view(azure.need(WORKSPACE, command.text("--resource-group"), command.text("--name")))
-
-
 def create_actions(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     azure.group(group)
     if len(command.text("--short-name", name[:12])) > 12:
         raise Refusal("(GroupShortNameTooLong) The short name of an action group has at most 12 characters.")
@@ -42,12 +37,8 @@ def create_actions(azure: Subscription, command: ParsedCommand, call: Call) -> A
     return azure.view(found or azure.create(command, ACTIONS, group, name, location="global"))
 
 
-def show_actions(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    return azure.view(azure.need(ACTIONS, command.text("--resource-group"), command.text("--name")))
-
-
 def create_alert(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     azure.group(group)
     for scope in command["--scopes"] or []:
         if azure.by_id(scope) is None:
@@ -99,8 +90,8 @@ def list_activity(azure: Subscription, command: ParsedCommand, call: Call) -> An
 
 
 ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "monitor account create": create_workspace, "monitor account show": show_workspace,
-    "monitor action-group create": create_actions, "monitor action-group show": show_actions,
+    "monitor account create": create_workspace, "monitor account show": shown(WORKSPACE),
+    "monitor action-group create": create_actions, "monitor action-group show": shown(ACTIONS),
     "monitor metrics alert create": create_alert, "monitor activity-log list": list_activity,
     "deployment group create": deploy,
 }

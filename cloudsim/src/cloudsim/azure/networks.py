@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudsim.account import Call
-from cloudsim.azure.arm import Subscription
+from cloudsim.azure.arm import Subscription, names_of, shown
 from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal, Resource
 
@@ -17,7 +17,7 @@ DEFAULT_PREFIX = "10.0.0.0/16"
 
 
 def create_vnet(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     location = azure.location(command, group)
     prefixes = command["--address-prefixes"] or [DEFAULT_PREFIX]
     vnet = azure.find(VNET, group, name) or azure.create(
@@ -71,7 +71,7 @@ def create_subnet(azure: Subscription, command: ParsedCommand, call: Call) -> An
 
 
 def create_nsg(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     found = azure.find(NSG, group, name) or azure.create(
         command, NSG, group, name, location=azure.location(command, group), securityRules=[])
     return {"NewNSG": azure.view(found)}
@@ -92,7 +92,7 @@ def create_rule(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
 
 
 def create_ppg(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     azure.group(group)
     location = azure.location(command, group)
     zones = azure.zones(command["--zone"] or [], location, name)
@@ -105,11 +105,6 @@ def create_ppg(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
         command, PPG, group, name, location=location, zones=zones, proximityPlacementGroupType="Standard",
         intent={"vmSizes": list(sizes)})
     return azure.view(found)
-
-
-def _show(kind: str, *flags: str) -> Callable[[Subscription, ParsedCommand, Call], Any]:
-    return lambda azure, command, call: azure.view(azure.need(
-        kind, command.text("--resource-group"), *(command.text(flag) for flag in flags)))
 
 
 def _list(kind: str) -> Callable[[Subscription, ParsedCommand, Call], Any]:
@@ -135,11 +130,11 @@ def _delete(kind: str, *flags: str) -> Callable[[Subscription, ParsedCommand, Ca
 
 
 ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "network vnet create": create_vnet, "network vnet list": _list(VNET), "network vnet show": _show(VNET, "--name"),
+    "network vnet create": create_vnet, "network vnet list": _list(VNET), "network vnet show": shown(VNET, "--name"),
     "network vnet delete": _delete(VNET, "--name"), "network vnet subnet create": create_subnet,
-    "network vnet subnet show": _show(SUBNET, "--vnet-name", "--name"),
+    "network vnet subnet show": shown(SUBNET, "--vnet-name", "--name"),
     "network vnet subnet delete": _delete(SUBNET, "--vnet-name", "--name"), "network nsg create": create_nsg,
-    "network nsg show": _show(NSG, "--name"), "network nsg rule create": create_rule,
-    "network nsg delete": _delete(NSG, "--name"), "ppg create": create_ppg, "ppg show": _show(PPG, "--name"),
+    "network nsg show": shown(NSG, "--name"), "network nsg rule create": create_rule,
+    "network nsg delete": _delete(NSG, "--name"), "ppg create": create_ppg, "ppg show": shown(PPG, "--name"),
     "ppg delete": _delete(PPG, "--name"), "ppg list": _list(PPG),
 }

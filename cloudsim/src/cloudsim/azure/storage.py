@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudsim.account import Call
-from cloudsim.azure.arm import NOT_FOUND, Subscription
+from cloudsim.azure.arm import NOT_FOUND, Subscription, names_of
 from cloudsim.azure.facts import FACTS
 from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal, Resource
@@ -16,7 +16,7 @@ HOST = ".azurecr.io"
 
 
 def create_account(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     azure.group(group)
     if not re.fullmatch(r"[a-z0-9]{3,24}", name):
         raise Refusal(f"(AccountNameInvalid) {name} is not a valid storage account name. Storage account name must be "
@@ -42,7 +42,7 @@ def need_account(azure: Subscription, name: str) -> Resource:
 
 def show_account(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     if command["--resource-group"]:
-        return azure.view(azure.need(ACCOUNT, command.text("--resource-group"), command.text("--name")))
+        return azure.view(azure.need(ACCOUNT, *names_of(command)))
     return azure.view(need_account(azure, command.text("--name")))
 
 
@@ -65,7 +65,7 @@ def create_container(azure: Subscription, command: ParsedCommand, call: Call) ->
 
 
 def create_registry(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    group, name = command.text("--resource-group"), command.text("--name")
+    group, name = names_of(command)
     azure.group(group)
     if not re.fullmatch(r"[A-Za-z0-9]{5,50}", name):
         raise Refusal(f"The registry name '{name}' must be 5 to 50 letters and digits.")

@@ -18,7 +18,13 @@ ACCOUNT = {"id": SUBSCRIPTION, "name": "Embark rehearsal", "isDefault": True, "s
 
 
 def show_account(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+    if azure.is_service_principal:
+        return {**ACCOUNT, "user": {"name": identifier("app"), "type": "servicePrincipal"}}
     return ACCOUNT
+
+
+def show_token(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+    return {"accessToken": "token", "expiresOn": "2026-11-18 12:00:00.000000", "tokenType": "Bearer"}
 
 
 def list_accounts(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
@@ -31,7 +37,16 @@ def set_account(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
 
 
 def show_user(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+    if azure.is_service_principal:
+        raise Refusal("/me request is only valid with delegated authentication flow.")
     return {"id": azure.user, "userPrincipalName": "owner@example.com", "displayName": "Owner"}
+
+
+def show_principal(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+    if command.text("--id") != identifier("app"):
+        raise Refusal(f"Resource '{command.text('--id')}' does not exist or one of its queried reference-property "
+                      "objects are not present.", 3)
+    return {"id": azure.user, "appId": identifier("app")}
 
 
 def create_group(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
@@ -128,7 +143,8 @@ def list_skus(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
 
 ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
     "account list": list_accounts, "account set": set_account, "account show": show_account, "login": list_accounts,
-    "ad signed-in-user show": show_user, "extension add": add_extension, "feature register": register_feature,
+    "account get-access-token": show_token, "ad signed-in-user show": show_user, "ad sp show": show_principal,
+    "extension add": add_extension, "feature register": register_feature,
     "feature show": show_feature, "group create": create_group, "group delete": delete_group,
     "group exists": has_group, "group list": list_groups, "group show": show_group,
     "provider register": register_provider, "provider show": show_provider, "vm list-skus": list_skus,

@@ -74,16 +74,16 @@ def _bind_project(project: Project, command: Invocation) -> str:
 
 def _create_account(project: Project, command: Invocation) -> str:
     email = f"{command.name()}@{project.id}.iam.gserviceaccount.com"
-    if project.account.resources.find("service account", email):
+    if project.resources.find("service account", email):
         command.fail(f"Resource in projects [{project.id}] is the subject of a conflict: Service account "
                      f"{command.name()} already exists within project {project.path}.")
-    project.account.resources.add("service account", email)
+    project.resources.add("service account", email)
     return ""
 
 
 def _account(project: Project, command: Invocation) -> dict[str, Any]:
     email = command.name("SERVICE_ACCOUNT")
-    if project.account.resources.find("service account", email) is None and email != project.compute_account:
+    if project.resources.find("service account", email) is None and email != project.compute_account:
         command.fail(f"NOT_FOUND: Unknown service account: {email}")
     return {"email": email, "name": f"{project.path}/serviceAccounts/{email}", "projectId": project.id}
 
@@ -117,22 +117,22 @@ def _create_budget(project: Project, command: Invocation) -> str:
         if not 0 < float(rule.get("percent", "0")) <= 10:
             command.fail("INVALID_ARGUMENT: Request contains an invalid argument.")
     name = command.text("--display-name")
-    number = len(project.account.resources.of_kind("budget"))
-    project.account.resources.add("budget", f"{name}-{number}", display_name=name)
+    number = len(project.resources.of_kind("budget"))
+    project.resources.add("budget", f"{name}-{number}", display_name=name)
     return ""
 
 
 def _budgets(project: Project, command: Invocation) -> list[dict[str, Any]]:
     _check_billing(command)
     return [{"name": f"{BILLING}/budgets/{one.name}", "displayName": one.attributes["display_name"]}
-            for one in project.account.resources.of_kind("budget")]
+            for one in project.resources.of_kind("budget")]
 
 
 def _delete_budget(project: Project, command: Invocation) -> str:
     name = command.name("BUDGET").rpartition("/")[2]
-    if project.account.resources.find("budget", name) is None:
+    if project.resources.find("budget", name) is None:
         command.fail("NOT_FOUND: Requested entity was not found.")
-    project.account.resources.remove("budget", name)
+    project.resources.remove("budget", name)
     return ""
 
 
@@ -166,14 +166,15 @@ def _create_channel(project: Project, command: Invocation) -> str:
     labels = command.pairs("--channel-labels")
     if command.text("--type") == "email" and not (labels and "@" in labels[0].get("email_address", "")):
         command.fail('INVALID_ARGUMENT: Field "notification_channel.labels[\'email_address\']" is not valid.')
-    name = str(7000 + len(project.account.resources.of_kind("channel")))
-    project.account.resources.add("channel", name, display_name=command.text("--display-name"))
+    name = str(7000 + len(project.resources.of_kind("channel")))
+    project.resources.add("channel", name, display_name=command.text("--display-name"))
     return f"Created notification channel [{project.path}/notificationChannels/{name}].\n"
 
 
-def _channels(project: Project, _: Invocation) -> list[dict[str, Any]]:
-    return [{"name": f"{project.path}/notificationChannels/{one.name}", "displayName": one.attributes["display_name"]}
-            for one in project.account.resources.of_kind("channel")]
+def _named(kind: str, collection: str) -> Any:
+    return lambda project, command: [
+        {"name": f"{project.path}/{collection}/{one.name}", "displayName": one.attributes["display_name"]}
+        for one in project.resources.of_kind(kind)]
 
 
 def _create_policy(project: Project, command: Invocation) -> str:
@@ -184,28 +185,23 @@ def _create_policy(project: Project, command: Invocation) -> str:
     uses = set()
     for channel in command.words("--notification-channels"):
         number = channel.rpartition("/")[2]
-        if project.account.resources.find("channel", number) is None:
+        if project.resources.find("channel", number) is None:
             command.fail(f"NOT_FOUND: Cannot find notification channel with resource name: {channel}.")
         uses.add(("channel", number))
-    name = str(9000 + len(project.account.resources.of_kind("policy")))
-    project.account.resources.add("policy", name, uses=uses, display_name=policy["displayName"])
+    name = str(9000 + len(project.resources.of_kind("policy")))
+    project.resources.add("policy", name, uses=uses, display_name=policy["displayName"])
     return ""
-
-
-def _policies(project: Project, _: Invocation) -> list[dict[str, Any]]:
-    return [{"name": f"{project.path}/alertPolicies/{one.name}", "displayName": one.attributes["display_name"]}
-            for one in project.account.resources.of_kind("policy")]
 
 
 def _delete_named(kind: str, key: str) -> Any:
     def delete(project: Project, command: Invocation) -> str:
         name = command.name(key).rpartition("/")[2]
-        if project.account.resources.find(kind, name) is None:
+        if project.resources.find(kind, name) is None:
             command.fail("NOT_FOUND: Requested entity was not found.")
-        users = project.account.resources.users_of((kind, name))
+        users = project.resources.users_of((kind, name))
         if users:
             command.fail(f"FAILED_PRECONDITION: {kind} {name} is used by {users[0].name}")
-        project.account.resources.remove(kind, name)
+        project.resources.remove(kind, name)
         return ""
 
     return delete
@@ -222,8 +218,10 @@ HANDLERS: Mapping[str, Any] = {
     "iam service-accounts add-iam-policy-binding": _bind_account,
     "billing projects describe": _billing, "billing budgets create": _create_budget, "billing budgets list": _budgets,
     "billing budgets delete": _delete_budget, "beta quotas info list": _quota_infos,
-    "beta monitoring channels create": _create_channel, "beta monitoring channels list": _channels,
+    "beta monitoring channels create": _create_channel,
+    "beta monitoring channels list": _named("channel", "notificationChannels"),
     "beta monitoring channels delete": _delete_named("channel", "CHANNEL"),
-    "alpha monitoring policies create": _create_policy, "alpha monitoring policies list": _policies,
+    "alpha monitoring policies create": _create_policy,
+    "alpha monitoring policies list": _named("policy", "alertPolicies"),
     "alpha monitoring policies delete": _delete_named("policy", "POLICY"),
 }

@@ -10,7 +10,6 @@ from cloudsim.state import Key, Resource
 from embark.catalog import load_catalog
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
-SCOPES = ("cloud-platform", "https://www.googleapis.com/auth/cloud-platform")
 
 
 def link(project: Project, collection: str, name: str, location: str = "") -> str:
@@ -30,7 +29,7 @@ def missing(project: Project, command: Invocation, collection: str, name: str, l
 
 
 def need(project: Project, command: Invocation, kind: str, collection: str, name: str, location: str = "") -> Resource:
-    found = project.account.resources.find(kind, f"{location}/{name}" if location else name)
+    found = project.resources.find(kind, f"{location}/{name}" if location else name)
     if found is None:
         missing(project, command, collection, name, location)
     return found
@@ -40,20 +39,20 @@ def add(project: Project, command: Invocation, kind: str, collection: str, name:
         **more: Any) -> Resource:
     check_name(command, name)
     key = f"{location}/{name}" if location else name
-    if project.account.resources.find(kind, key):
+    if project.resources.find(kind, key):
         command.fail(f"Could not fetch resource:\n - The resource '{link(project, collection, name, location)}' "
                      "already exists")
-    return project.account.resources.add(kind, key, location=location, **more)
+    return project.resources.add(kind, key, location=location, **more)
 
 
 def remove(project: Project, command: Invocation, found: Resource, collection: str) -> None:
-    users = project.account.resources.users_of(found.key)
+    users = project.resources.users_of(found.key)
     name = found.name.rpartition("/")[2]
     if users:
         user = link(project, f"{users[0].kind}s", users[0].name.rpartition("/")[2], users[0].location)
         command.fail(f"Could not fetch resource:\n - The {found.kind} resource "
                      f"'{link(project, collection, name, found.location)}' is already being used by '{user}'")
-    project.account.resources.remove(*found.key)
+    project.resources.remove(*found.key)
 
 
 def network_of(project: Project, command: Invocation, text: str) -> Resource:
@@ -93,7 +92,7 @@ def _create_network(project: Project, command: Invocation) -> str:
 def _create_subnet(project: Project, command: Invocation) -> str:
     region, network = region_of(project, command), network_of(project, command, command.text("--network"))
     span = command.text("--range")
-    for other in project.account.resources.of_kind("subnetwork"):
+    for other in project.resources.of_kind("subnetwork"):
         if network.key in other.uses and other.attributes["range"] == span:
             command.fail(f"Could not fetch resource:\n - Invalid IPCidrRange: {span} conflicts with existing "
                          f"subnetwork '{other.name.rpartition('/')[2]}' in region '{other.location}'.")
@@ -210,19 +209,16 @@ def _instance(project: Project, command: Invocation, name: str = "") -> Resource
 
 
 def _instances(project: Project, command: Invocation) -> Any:
-    return [_show_instance(project, one) for one in project.account.resources.of_kind("instance")]
+    return [_show_instance(project, one) for one in project.resources.of_kind("instance")]
 
 
-def _start(project: Project, command: Invocation) -> str:
-    for name in command.names("INSTANCE_NAMES"):
-        _instance(project, command, name).attributes["status"] = "RUNNING"
-    return ""
+def _set_status(status: str) -> Any:
+    def change(project: Project, command: Invocation) -> str:
+        for name in command.names("INSTANCE_NAMES"):
+            _instance(project, command, name).attributes["status"] = status
+        return ""
 
-
-def _stop(project: Project, command: Invocation) -> str:
-    for name in command.names("INSTANCE_NAMES"):
-        _instance(project, command, name).attributes["status"] = "TERMINATED"
-    return ""
+    return change
 
 
 def _delete_instances(project: Project, command: Invocation) -> str:
@@ -245,7 +241,7 @@ def _ssh(project: Project, command: Invocation) -> str:
 def _check_port(project: Project, command: Invocation, found: Resource) -> None:
     """Refuse ssh to a network without a firewall rule for it; the default network allows it from everywhere."""
     networks = {name for kind, name in found.uses if kind == "network"}
-    rules = project.account.resources.of_kind("firewall")
+    rules = project.resources.of_kind("firewall")
     allows = any("tcp" in one.attributes["allowed"] and any(key[1] in networks for key in one.uses) and
                  not set(one.attributes["target_tags"]) - set(found.attributes["tags"]) for one in rules)
     if "default" not in networks and not allows:
@@ -304,7 +300,7 @@ HANDLERS: Mapping[str, Any] = {
     "compute networks create": _create_network, "compute networks describe": _describe("network", "networks"),
     "compute networks delete": _delete("network", "networks"),
     "compute networks list": lambda project, command: [
-        {"name": one.name} for one in project.account.resources.of_kind("network")],
+        {"name": one.name} for one in project.resources.of_kind("network")],
     "compute networks subnets create": _create_subnet,
     "compute networks subnets describe": _describe("subnetwork", "subnetworks", location="region"),
     "compute networks subnets delete": _delete("subnetwork", "subnetworks", location="region"),
@@ -312,7 +308,7 @@ HANDLERS: Mapping[str, Any] = {
     "compute firewall-rules describe": _describe("firewall", "firewalls"),
     "compute firewall-rules delete": _delete("firewall", "firewalls"),
     "compute firewall-rules list": lambda project, command: [
-        {"name": one.name} for one in project.account.resources.of_kind("firewall")],
+        {"name": one.name} for one in project.resources.of_kind("firewall")],
     "compute addresses create": _create_address, "compute addresses describe": _describe("address", "addresses"),
     "compute addresses delete": _delete("address", "addresses"),
     "compute resource-policies create group-placement": _create_placement,
@@ -320,7 +316,8 @@ HANDLERS: Mapping[str, Any] = {
     "compute resource-policies delete": _delete("resource policy", "resourcePolicies", location="region"),
     "compute instances create": _create_instance, "compute instances list": _instances,
     "compute instances describe": lambda project, command: _show_instance(project, _instance(project, command)),
-    "compute instances start": _start, "compute instances stop": _stop, "compute instances delete": _delete_instances,
+    "compute instances start": _set_status("RUNNING"), "compute instances stop": _set_status("TERMINATED"),
+    "compute instances delete": _delete_instances,
     "compute ssh": _ssh, "compute scp": _scp, "compute regions describe": _region,
     "compute project-info describe": lambda project, command: {
         "name": project.id, "quotas": _quotas(project, is_global=True)},

@@ -11,9 +11,12 @@ from cloudsim.kubernetes.admission import install
 from cloudsim.kubernetes.cloud import NodePool
 from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.kinds import releases
+from cloudsim.kubernetes.validation import label_error
+from cloudsim.kubernetes.volumes import add_storage_class
 from cloudsim.state import Key, Resource
 from embark.catalog import load_catalog
 
+MAX_CLUSTER_NAME = 40
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 OWN_RELEASES = {"gke-managed-prometheus": "--enable-managed-prometheus",
                 "gke-multi-networking": "--enable-multi-networking"}
@@ -21,13 +24,15 @@ OWN_RELEASES = {"gke-managed-prometheus": "--enable-managed-prometheus",
 TPU_TAINT = {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"}
 
 
-def allocatable(project: Project, machine_type: str) -> dict[str, str]:
+def allocatable(project: Project, machine_type: str, disk_gib: float) -> dict[str, str]:
     """Return what a node leaves to pods, without devices."""
     vcpus, gib = project.size(machine_type) or (0.0, 0.0)
     reserve = next(one.reserve for one in load_catalog().machines.values() if one.cloud == "gcp")
     cpu_m = reserve.allocatable_vcpus(vcpus) * 1000 - facts()["system_pods"]["cpu_m"]
+    disk = facts()["disk"]
+    reserved_gib = min(disk["reserved_gib"] + disk["reserved_share"] * disk_gib, disk_gib / 2, disk["max_reserved_gib"])
     return {"cpu": f"{int(cpu_m)}m", "memory": f"{int(reserve.allocatable_gib(gib) * 1024)}Mi", "pods": "110",
-            "ephemeral-storage": "90Gi"}
+            "ephemeral-storage": f"{int((disk_gib * disk['share'] * 0.9 - reserved_gib) * 1024)}Mi"}
 
 
 def _error(command: Invocation, code: int, text: str) -> NoReturn:
@@ -36,7 +41,7 @@ def _error(command: Invocation, code: int, text: str) -> NoReturn:
 
 def _find(project: Project, command: Invocation, name: str) -> Resource:
     location = command.location("--location", "--region", "--zone")
-    found = project.account.resources.find("cluster", f"{location}/{name}")
+    found = project.resources.find("cluster", f"{location}/{name}")
     if found is None:
         _error(command, 404, f"Not found: {project.path}/locations/{location}/clusters/{name}.")
     return found
@@ -60,7 +65,14 @@ def _create_cluster(project: Project, command: Invocation) -> str:
     if location not in facts()["zones"] and not project.is_zone(location):
         _error(command, 400, f'Location "{location}" does not exist.')
     check_name(command, name)
-    if project.account.resources.find("cluster", f"{location}/{name}"):
+    if len(name) > MAX_CLUSTER_NAME:
+        _error(command, 400, f"Invalid value for field \"cluster.name\": \"{name}\": must be at most "
+                             f"{MAX_CLUSTER_NAME} characters.")
+    for word in command.words("--monitoring"):
+        if word not in facts()["monitoring"]["components"]:
+            command.fail(f"argument --monitoring: [{word}] is not one of "
+                         f"{', '.join(facts()['monitoring']['components'])}", 2)
+    if project.resources.find("cluster", f"{location}/{name}"):
         _error(command, 409, f"Already exists: {project.path}/locations/{location}/clusters/{name}.")
     network = network_of(project, command, command.text("--network", "default"))
     workload_pool = command.text("--workload-pool")
@@ -78,18 +90,21 @@ def _create_cluster(project: Project, command: Invocation) -> str:
     if command.has("--enable-multi-networking") and not (command.has("--enable-dataplane-v2") and
                                                          command.has("--enable-ip-alias")):
         _error(command, 400, "Multi-networking needs --enable-dataplane-v2 and --enable-ip-alias.")
-    made = project.account.resources.add(
+    made = project.resources.add(
         "cluster", f"{location}/{name}", location=location, uses={network.key}, is_paid=True, network=network.name,
         workload_pool=workload_pool, has_networks=command.has("--enable-multi-networking"),
         has_prometheus=command.has("--enable-managed-prometheus"), takes_s=facts()["takes_s"]["cluster"])
     if workload_pool:
-        project.account.resources.add("identity pool", workload_pool)
+        project.resources.add("identity pool", workload_pool)
     cluster = Cluster(name, GkeCloud(project, made), project.account.clock, project.account.folder / "clusters" / name)
     for addon in [*addons, "GcePersistentDiskCsiDriver"]:
         driver = facts()["addons"]["drivers"].get(addon)
         if driver:
             cluster.add_csi_driver(driver)
+    for name in ("standard-rwo", "premium-rwo", "standard"):
+        add_storage_class(cluster, name, "pd.csi.storage.gke.io", is_default=name == "standard-rwo")
     cluster.tolerates_extended_resources = True
+    cluster.has_autoscaler = not addons or "HorizontalPodAutoscaling" in addons  # --addons disables all others.
     for release in releases():
         if command.has(OWN_RELEASES.get(release.name, "")):
             install(cluster, release, "kube-system")
@@ -103,7 +118,11 @@ def _create_cluster(project: Project, command: Invocation) -> str:
 def _add_pool(project: Project, command: Invocation, cluster: Resource, name: str, machine_type: str,
               zones: list[str], labels: Mapping[str, str], **more: Any) -> None:
     taints = tuple(more.pop("taints", ()))
-    resources = {**allocatable(project, machine_type), **more.pop("devices", {})}
+    for key, value in labels.items():
+        if why := label_error(key, value):
+            _error(command, 400, f"Invalid node label: {why}")
+    disk_gib = float(command.text("--disk-size", str(facts()["disk"]["gib"])).upper().rstrip("GBI"))
+    resources = {**allocatable(project, machine_type, disk_gib), **more.pop("devices", {})}
     uses: set[Key] = {cluster.key, *more.pop("networks", ())}
     count, max_nodes = int(command.text("--num-nodes", "3")), more.pop("max_nodes", 0)
     metrics = more.pop("metrics", {})
@@ -111,7 +130,7 @@ def _add_pool(project: Project, command: Invocation, cluster: Resource, name: st
     if short:
         _error(command, 403, f"Insufficient regional quota to satisfy request: {short}")
     account = command.text("--service-account") or project.compute_account
-    made = project.account.resources.add(
+    made = project.resources.add(
         "node pool", f"{cluster.name}/{name}", location=zones[0], uses=uses, pool=name, zones=zones, metrics=metrics,
         machine_type=machine_type, service_account=account, max_nodes=max_nodes,
         has_metadata_server=command.text("--workload-metadata", "GKE_METADATA") == "GKE_METADATA",
@@ -127,7 +146,7 @@ def _add_pool(project: Project, command: Invocation, cluster: Resource, name: st
 def _create_pool(project: Project, command: Invocation) -> str:
     cluster, name = _find(project, command, command.text("--cluster")), command.name()
     check_name(command, name)
-    if project.account.resources.find("node pool", f"{cluster.name}/{name}"):
+    if project.resources.find("node pool", f"{cluster.name}/{name}"):
         _error(command, 409, f"Already exists: {project.path}/locations/{cluster.location}/clusters/"
                                       f"{cluster.name.partition('/')[2]}/nodePools/{name}.")
     machine_type, zones = command.text("--machine-type", "e2-medium"), _zones(project, command, cluster.location)
@@ -166,6 +185,9 @@ def _devices(project: Project, command: Invocation, machine_type: str, labels: d
         return {"devices": {"google.com/tpu": str(machine.gpus_per_host)}, "taints": [TPU_TAINT], "metrics": metrics}
     given = (command.pairs("--accelerator") or [{}])[0]
     count = given.get("count", "1")
+    if (driver := given.get("gpu-driver-version", "default")) not in facts()["monitoring"]["drivers"]:
+        command.fail(f"argument --accelerator: Invalid gpu-driver-version [{driver}]: it is one of "
+                     f"{', '.join(facts()['monitoring']['drivers'])}", 2)
     fits = [one for one in machines if one.gke_accelerator == given.get("type") and str(one.gpus_per_host) == count]
     if given and not fits:
         known = ", ".join(f"{one.gke_accelerator} x {one.gpus_per_host}" for one in machines)
@@ -185,7 +207,7 @@ def _networks(project: Project, command: Invocation, cluster: Resource) -> set[K
             _error(command, 400, "Additional node networks need a cluster with --enable-multi-networking.")
         for kind, key, name in (("network", "network", pair.get("network", "")), (
                 "subnetwork", "subnetwork", f"{cluster.location}/{pair.get('subnetwork', '')}")):
-            if project.account.resources.find(kind, name) is None:
+            if project.resources.find(kind, name) is None:
                 _error(command, 400, f"The referenced {key} \"{pair.get(key)}\" was not found.")
             found.add((kind, name))
     return found
@@ -193,7 +215,7 @@ def _networks(project: Project, command: Invocation, cluster: Resource) -> set[K
 
 def _pool(project: Project, command: Invocation, name: str = "") -> Resource:
     cluster = _find(project, command, command.text("--cluster"))
-    found = project.account.resources.find("node pool", f"{cluster.name}/{name or command.name()}")
+    found = project.resources.find("node pool", f"{cluster.name}/{name or command.name()}")
     if found is None:
         _error(command, 404, f"Not found: {project.path}/locations/{cluster.location}/clusters/"
                                       f"{cluster.name.partition('/')[2]}/nodePools/{name or command.name()}.")
@@ -227,15 +249,15 @@ def _update_pool(project: Project, command: Invocation) -> str:
 def _drop_pool(project: Project, found: Resource) -> None:
     for name in found.attributes["names"]:
         project.account.clusters[found.name.rpartition("/")[0]].remove_pool(name)
-    project.account.resources.remove(*found.key)
+    project.resources.remove(*found.key)
 
 
 def _delete_cluster(project: Project, command: Invocation) -> str:
     found = _find(project, command, command.name())
-    for pool in [one for one in project.account.resources.of_kind("node pool") if found.key in one.uses]:
+    for pool in [one for one in project.resources.of_kind("node pool") if found.key in one.uses]:
         _drop_pool(project, pool)
     project.account.clusters.pop(found.name)
-    project.account.resources.remove(*found.key)
+    project.resources.remove(*found.key)
     if project.account.context == found.name:
         project.account.context = ""
     return ""
@@ -243,7 +265,7 @@ def _delete_cluster(project: Project, command: Invocation) -> str:
 
 def _resize(project: Project, command: Invocation) -> str:
     cluster = _find(project, command, command.name())
-    found = project.account.resources.find("node pool", f"{cluster.name}/{command.text('--node-pool', 'default-pool')}")
+    found = project.resources.find("node pool", f"{cluster.name}/{command.text('--node-pool', 'default-pool')}")
     if found is None:
         command.fail(f"No node pool named '{command.text('--node-pool')}' in {cluster.name.partition('/')[2]}.")
     kube, count = project.account.clusters[cluster.name], int(command.text("--num-nodes") or command.text("--size"))
@@ -276,12 +298,12 @@ HANDLERS: Mapping[str, Any] = {
     "container clusters describe": lambda project, command: _show_cluster(
         project, _find(project, command, command.name())),
     "container clusters list": lambda project, command: [
-        _show_cluster(project, one) for one in project.account.resources.of_kind("cluster")],
+        _show_cluster(project, one) for one in project.resources.of_kind("cluster")],
     "container clusters get-credentials": _credentials, "container clusters resize": _resize,
     "container node-pools create": _create_pool, "container node-pools delete": _delete_pool,
     "container node-pools update": _update_pool,
     "container node-pools describe": lambda project, command: _show_pool(project, _pool(project, command)),
     "container node-pools list": lambda project, command: [
-        _show_pool(project, one) for one in project.account.resources.of_kind("node pool")
+        _show_pool(project, one) for one in project.resources.of_kind("node pool")
         if _find(project, command, command.text("--cluster")).key in one.uses],
 }

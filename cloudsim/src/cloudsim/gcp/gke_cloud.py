@@ -24,7 +24,7 @@ class GkeCloud:
         if not uri.startswith("gs://"):
             return f"{uri}: the credentials of this cluster are Google's"
         name = uri.removeprefix("gs://").partition("/")[0]
-        if self._project.account.resources.find("bucket", name) is None:
+        if self._project.resources.find("bucket", name) is None:
             return f"404 from Cloud Storage: The specified bucket does not exist. ({uri})"
         pool = next((one for one in self._pools() if str((pod.get("spec") or {}).get("nodeName", ""))
                      .startswith(f"{one.attributes['pool']}-")), None)
@@ -46,13 +46,13 @@ class GkeCloud:
         parts = str(csi.get("volumeHandle")).split("/")
         location, name = (parts[1], parts[2]) if kind == "filestore" and len(parts) == 4 else (
             (parts[1], parts[2]) if kind == "lustre" and len(parts) == 3 else ("", ""))
-        found = self._project.account.resources.find(kind, f"{location}/{name}")
+        found = self._project.resources.find(kind, f"{location}/{name}")
         if found is None:
             return (f"MountVolume.MountDevice failed: rpc error: code = NotFound: {kind} instance "
                     f"{csi.get('volumeHandle')} was not found")
         given = csi.get("volumeAttributes") or {}
         share = given.get("volume") if kind == "filestore" else given.get("filesystem")
-        if not self._project.account.resources.is_ready(found):
+        if not self._project.resources.is_ready(found):
             return f"MountVolume.MountDevice failed: {kind} instance {name} is being created"
         if given.get("ip") != found.attributes["address"] or share != found.attributes["share"]:
             return (f"MountVolume.MountDevice failed: rpc error: code = DeadlineExceeded: mount of "
@@ -65,6 +65,13 @@ class GkeCloud:
         # Both drivers give the root of a volume to the pod's fsGroup themselves.
         return VolumeFacts(folder, takes_fs_group=True)
 
+    def make_disk(self, name: str, driver: str, gib: float) -> str:
+        self._project.resources.add("persistent disk", name, is_paid=True)
+        return ""
+
+    def drop_disk(self, name: str) -> None:
+        self._project.resources.remove("persistent disk", name)
+
     def on_pool_change(self, pool: NodePool, num_nodes: int) -> str:
         found = self._pool(pool.name)
         metrics = found.attributes["metrics"]
@@ -76,7 +83,7 @@ class GkeCloud:
         return short and f"Google Compute Engine: {short}"
 
     def _pools(self) -> list[Resource]:
-        return [one for one in self._project.account.resources.of_kind("node pool") if self._cluster.key in one.uses]
+        return [one for one in self._project.resources.of_kind("node pool") if self._cluster.key in one.uses]
 
     def _pool(self, name: str) -> Resource:
         return next(one for one in self._pools() if one.attributes["pool"] == name)

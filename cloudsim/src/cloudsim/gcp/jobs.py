@@ -62,12 +62,12 @@ def submit(project: Project, region: str, title: str, spec: Mapping[str, Any], a
     short = check_quota(project, metrics, region, 1)
     if short:
         command.fail(f"RESOURCE_EXHAUSTED: The following quota metrics exceed quota limits: {', '.join(metrics)}")
-    if account and project.account.resources.find("service account", account) is None:
+    if account and project.resources.find("service account", account) is None:
         command.fail(f"PERMISSION_DENIED: You do not have permission to act as service_account: {account}. (or the "
                      "resource may not exist).")
-    id_ = 5000 + len(project.account.resources.of_kind("custom job"))
+    id_ = 5000 + len(project.resources.of_kind("custom job"))
     name = f"projects/{project.number}/locations/{region}/customJobs/{id_}"
-    project.account.resources.add("custom job", name, location=region, is_paid=True, quota=metrics, title=title,
+    project.resources.add("custom job", name, location=region, is_paid=True, quota=metrics, title=title,
                                   spec=spec, state="JOB_STATE_PENDING", account=account or service_agent(project),
                                   takes_s=facts()["takes_s"]["custom_job"], logs="")
     return name
@@ -102,7 +102,7 @@ def _check_pool(project: Project, command: Invocation, region: str, number: int,
 
 def _job(project: Project, command: Invocation) -> Resource:
     given, region = command.name("CUSTOM_JOB"), command.text("--region")
-    found = next((one for one in project.account.resources.of_kind("custom job")
+    found = next((one for one in project.resources.of_kind("custom job")
                   if given in (one.name, one.name.rpartition("/")[2])
                   and (one.location == region or given.startswith("projects/"))), None)
     if found is None:
@@ -112,7 +112,7 @@ def _job(project: Project, command: Invocation) -> Resource:
 
 def _advance(project: Project, found: Resource) -> None:
     """Run a pending job to its end once its machines have started."""
-    if found.attributes["state"] != "JOB_STATE_PENDING" or not project.account.resources.is_ready(found):
+    if found.attributes["state"] != "JOB_STATE_PENDING" or not project.resources.is_ready(found):
         return
     state, logs = _run(project, found)
     found.attributes.update(state=state, logs=logs)
@@ -191,7 +191,7 @@ def _create_request(project: Project, command: Invocation) -> str:
     count = int(command.text("--node-count", "1"))
     if not command.text("--node-id") and not command.text("--node-prefix"):
         command.fail("argument (--node-id | --node-count --node-prefix): Must be specified.", 2)
-    if project.account.resources.find("queued resource", f"{zone}/{name}"):
+    if project.resources.find("queued resource", f"{zone}/{name}"):
         command.fail(f"ALREADY_EXISTS: Resource '{project.path}/locations/{zone}/queuedResources/{name}' already "
                      "exists")
     metrics = {metric: float(machine.num_gpus * count) for metric in (
@@ -203,7 +203,7 @@ def _create_request(project: Project, command: Invocation) -> str:
         f"{command.text('--node-prefix')}-{index}" for index in range(count)]
     metadata = {key: command.call.read(path) for pair in command.pairs("--metadata-from-file")
                 for key, path in pair.items()}
-    project.account.resources.add(
+    project.resources.add(
         "queued resource", f"{zone}/{name}", location=zone, is_paid=True, quota=metrics, nodes=nodes, metadata=metadata,
         num_hosts=machine.num_hosts, scopes=command.words("--scopes"), accelerator=kind,
         account=command.text("--service-account") or project.compute_account,
@@ -213,32 +213,32 @@ def _create_request(project: Project, command: Invocation) -> str:
 
 def _request(project: Project, command: Invocation) -> Resource:
     name, zone = command.name("QUEUED_RESOURCE"), command.location("--zone")
-    found = project.account.resources.find("queued resource", f"{zone}/{name}")
+    found = project.resources.find("queued resource", f"{zone}/{name}")
     if found is None:
         command.fail(f"NOT_FOUND: Resource '{project.path}/locations/{zone}/queuedResources/{name}' was not found")
     return found
 
 
 def _show_request(project: Project, one: Resource) -> dict[str, Any]:
-    state = "ACTIVE" if project.account.resources.is_ready(one) else "WAITING_FOR_RESOURCES"
+    state = "ACTIVE" if project.resources.is_ready(one) else "WAITING_FOR_RESOURCES"
     return {"name": f"{project.path}/locations/{one.location}/queuedResources/{one.name.partition('/')[2]}",
             "state": {"state": state}, "tpu": {"nodeSpec": [{"nodeId": node} for node in one.attributes["nodes"]]}}
 
 
 def _delete_request(project: Project, command: Invocation) -> str:
     found = _request(project, command)
-    if project.account.resources.is_ready(found) and not command.has("--force"):
+    if project.resources.is_ready(found) and not command.has("--force"):
         command.fail("FAILED_PRECONDITION: The queued resource is ACTIVE: delete its nodes first, or use --force.")
-    project.account.resources.remove(*found.key)
+    project.resources.remove(*found.key)
     return ""
 
 
 def _tpu_ssh(project: Project, command: Invocation) -> str:
     """Return the log of one host. The slice trains as one process on this machine's CPU."""
     node, zone = command.name("USER@TPU").rpartition("@")[2], command.location("--zone")
-    found = next((one for one in project.account.resources.of_kind("queued resource")
+    found = next((one for one in project.resources.of_kind("queued resource")
                   if one.location == zone and node in one.attributes["nodes"]), None)
-    if found is None or not project.account.resources.is_ready(found):
+    if found is None or not project.resources.is_ready(found):
         command.fail(f"NOT_FOUND: Resource '{project.path}/locations/{zone}/nodes/{node}' was not found")
     worker = command.text("--worker", "0")
     if worker != "all" and int(worker) >= found.attributes["num_hosts"]:
@@ -276,13 +276,13 @@ HANDLERS: Mapping[str, Any] = {
     "ai custom-jobs create": _create_job, "ai custom-jobs stream-logs": _stream, "ai custom-jobs cancel": _cancel,
     "ai custom-jobs describe": lambda project, command: _show_job(project, _job(project, command)),
     "ai custom-jobs list": lambda project, command: [
-        _show_job(project, one) for one in project.account.resources.of_kind("custom job")
+        _show_job(project, one) for one in project.resources.of_kind("custom job")
         if one.location == command.location("--region")],
     "compute tpus accelerator-types list": _accelerator_types,
     "compute tpus queued-resources create": _create_request, "compute tpus queued-resources delete": _delete_request,
     "compute tpus queued-resources describe": lambda project, command: _show_request(
         project, _request(project, command)),
     "compute tpus queued-resources list": lambda project, command: [
-        _show_request(project, one) for one in project.account.resources.of_kind("queued resource")],
+        _show_request(project, one) for one in project.resources.of_kind("queued resource")],
     "compute tpus tpu-vm ssh": _tpu_ssh,
 }

@@ -87,7 +87,7 @@ def access_trouble(project: Project, spec_text: str, service_account: str, scope
         if not uri.startswith("gs://"):
             continue
         name = uri.removeprefix("gs://").partition("/")[0]
-        if project.account.resources.find("bucket", name) is None:
+        if project.resources.find("bucket", name) is None:
             return f"404 from Cloud Storage: The specified bucket does not exist. ({uri})"
         if not any("cloud-platform" in one for one in scopes) or not project.allows(member, what, f"buckets/{name}"):
             verb = "storage.objects.create" if what == "write" else "storage.objects.get"
@@ -101,7 +101,7 @@ def answer(project: Project, command: Invocation, instance: Resource) -> str:
     if "tail" not in words:
         return ""
     run = instance.attributes["labels"].get("embark-run", "")
-    group = sorted((one for one in project.account.resources.of_kind("instance")
+    group = sorted((one for one in project.resources.of_kind("instance")
                     if one.attributes["labels"].get("embark-run", "") == run), key=lambda one: one.name)
     if "logs" not in instance.attributes:
         _train(project, command, run, group)

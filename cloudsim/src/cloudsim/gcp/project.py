@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from cloudsim.account import Account, Call
 from cloudsim.grammar import ParsedCommand
-from cloudsim.state import Refusal, load_facts
+from cloudsim.state import Refusal, Resources, load_facts
 from embark.catalog import Machine, Quota, load_catalog
 from embark.catalog.regions import is_sold_in
 
@@ -43,6 +43,10 @@ class Project:
         return f"{self.number}-compute@developer.gserviceaccount.com"
 
     @property
+    def resources(self) -> Resources:
+        return self.account.resources
+
+    @property
     def path(self) -> str:
         return f"projects/{self.id}"
 
@@ -53,7 +57,7 @@ class Project:
         for needed in facts()["services"]["needs"].get(name, ()):
             self.enable(needed)
         if name == "compute":
-            self.account.resources.add("network", "default", mode="AUTO")
+            self.resources.add("network", "default", mode="AUTO")
 
     def allows(self, member: str, what: str, resource: str) -> bool:
         """Return whether a member has a role on the resource, or on the project, that allows an action."""
@@ -71,14 +75,14 @@ class Project:
         kind, _, name = member.partition(":")
         if kind == "serviceAccount":
             name, _, subject = name.partition("[")
-            if subject and self.account.resources.find("identity pool", name) is None:
+            if subject and self.resources.find("identity pool", name) is None:
                 command.fail(f"INVALID_ARGUMENT: Identity Pool does not exist ({name}). Please check that you "
                              "specified a valid resource name as returned in the `name` attribute in the "
                              "configuration API.")
             if not subject and name != self.compute_account and not name.endswith(".iam.gserviceaccount.com"):
                 command.fail(f"INVALID_ARGUMENT: Service account {name} does not exist.")
             own = name.endswith(f"@{self.id}.iam.gserviceaccount.com")
-            if own and self.account.resources.find("service account", name) is None:
+            if own and self.resources.find("service account", name) is None:
                 command.fail(f"INVALID_ARGUMENT: Service account {name} does not exist.")
         elif kind in ("principal", "principalSet"):
             match = re.fullmatch(r"//iam.googleapis.com/projects/(\d+)/locations/global/workloadIdentityPools/([^/]+)/"
@@ -86,7 +90,7 @@ class Project:
             if match is None or match[1] != self.number:
                 command.fail(f"INVALID_ARGUMENT: The member {member} is of an unknown type. Please set a valid type "
                              "prefix for the member.")
-            elif self.account.resources.find("identity pool", match[2]) is None:
+            elif self.resources.find("identity pool", match[2]) is None:
                 command.fail(f"INVALID_ARGUMENT: Identity Pool does not exist ({match[2]}). Please check that you "
                              "specified a valid resource name as returned in the `name` attribute in the "
                              "configuration API.")
@@ -131,7 +135,7 @@ class Project:
         return False
 
     def gpus_used(self, metric: str, region: str) -> float:
-        used: list[float] = [one.attributes.get("quota", {}).get(metric, 0.0) for one in self.account.resources
+        used: list[float] = [one.attributes.get("quota", {}).get(metric, 0.0) for one in self.resources
                              if one.location.startswith(region)]
         return sum(used)
 

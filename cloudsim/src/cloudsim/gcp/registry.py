@@ -16,16 +16,16 @@ def _create_repository(project: Project, command: Invocation) -> str:
     location, name = command.location("--location"), command.name("REPOSITORY")
     if location not in facts()["zones"] and location not in ("us", "europe", "asia"):
         command.fail(f"INVALID_ARGUMENT: Location {location} is not supported.")
-    if project.account.resources.find("repository", f"{location}/{name}"):
+    if project.resources.find("repository", f"{location}/{name}"):
         command.fail("ALREADY_EXISTS: the repository already exists")
-    project.account.resources.add("repository", f"{location}/{name}", location=location,
+    project.resources.add("repository", f"{location}/{name}", location=location,
                                   format=command.text("--repository-format").lower(), is_paid=True)
     return ""
 
 
 def _repository(project: Project, command: Invocation) -> Resource:
     location, name = command.location("--location"), command.name("REPOSITORY")
-    found = project.account.resources.find("repository", f"{location}/{name}")
+    found = project.resources.find("repository", f"{location}/{name}")
     if found is None:
         command.fail(f'NOT_FOUND: Requested entity was not found. (repository "{name}" in {location})')
     return found
@@ -43,7 +43,7 @@ def _delete_repository(project: Project, command: Invocation) -> str:
     images = project.account.images.pushed
     for image in [one for one in images if one.startswith(start)]:
         del images[image]
-    project.account.resources.remove(*found.key)
+    project.resources.remove(*found.key)
     return ""
 
 
@@ -94,7 +94,7 @@ class ArtifactRegistry:
                    f'REPOSITORY/IMAGE, and this is {image}'
         if parts[0] != self._project.id:
             return f'denied: Permission "artifactregistry.repositories.uploadArtifacts" denied on project {parts[0]}'
-        if self._project.account.resources.find("repository", f"{location}/{parts[1]}") is None:
+        if self._project.resources.find("repository", f"{location}/{parts[1]}") is None:
             return f'name unknown: Repository "{parts[1]}" not found'
         return ""
 
@@ -129,6 +129,6 @@ HANDLERS: Mapping[str, Any] = {
     "artifacts repositories describe": lambda project, command: _show_repository(
         project, _repository(project, command)),
     "artifacts repositories list": lambda project, command: [
-        _show_repository(project, one) for one in project.account.resources.of_kind("repository")],
+        _show_repository(project, one) for one in project.resources.of_kind("repository")],
     "artifacts repositories add-iam-policy-binding": _bind_repository, "artifacts docker images list": _images,
 }

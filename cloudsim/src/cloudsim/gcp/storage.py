@@ -21,7 +21,7 @@ def bucket_folder(project: Project, name: str) -> Path:
 
 def bucket_of(project: Project, command: Invocation, url: str) -> Resource:
     name = url.removeprefix("gs://").partition("/")[0]
-    found = project.account.resources.find("bucket", name)
+    found = project.resources.find("bucket", name)
     if found is None:
         command.fail(f"gs://{name} not found: 404." if command.parsed.name == "storage buckets describe" else
                      "HTTPError 404: The specified bucket does not exist.")
@@ -36,14 +36,14 @@ def _create(project: Project, command: Invocation) -> str:
         if name in PLACEHOLDERS:
             command.fail("HTTPError 409: The requested bucket name is not available. The bucket namespace is shared by "
                          "all users of the system. Please select a different name and try again.")
-        if project.account.resources.find("bucket", name):
+        if project.resources.find("bucket", name):
             command.fail("HTTPError 409: Your previous request to create the named bucket succeeded and you already "
                          "own it.")
         location = command.text("--location", "us").lower()
         if location not in facts()["zones"] and location not in ("us", "eu", "asia"):
             command.fail("HTTPError 400: The specified location constraint is not valid.")
         object_store.create(project.account, name)
-        project.account.resources.add("bucket", name, location=location, is_paid=True)
+        project.resources.add("bucket", name, location=location, is_paid=True)
     return ""
 
 
@@ -88,7 +88,7 @@ def _drop(project: Project, found: Resource) -> None:
     object_store.delete(project.account, found.name)
     shutil.rmtree(bucket_folder(project, found.name), ignore_errors=True)
     project.policies.pop(f"buckets/{found.name}", None)
-    project.account.resources.remove(*found.key)
+    project.resources.remove(*found.key)
 
 
 def _paths(project: Project, command: Invocation, url: str) -> list[Path]:
@@ -153,7 +153,7 @@ def _copy(project: Project, command: Invocation, path: Path, target: str, *, is_
 def _ls(project: Project, command: Invocation) -> str:
     urls = command.names("PATH")
     if not urls:
-        return "".join(f"gs://{one.name}/\n" for one in project.account.resources.of_kind("bucket"))
+        return "".join(f"gs://{one.name}/\n" for one in project.resources.of_kind("bucket"))
     lines = []
     for url in urls:
         paths = _paths(project, command, url)
@@ -180,7 +180,7 @@ def _location(project: Project, command: Invocation, *, regional: bool, word: st
 
 
 def _create_filestore(project: Project, command: Invocation) -> str:
-    tier, name = command.text("--tier", "basic-hdd").lower(), command.name("INSTANCE")
+    tier = command.text("--tier", "basic-hdd").lower()
     if tier not in facts()["filestore"]["tiers"]:
         command.fail(f"INVALID_ARGUMENT: Tier {tier} is not supported.")
     is_regional = tier in facts()["filestore"]["regional"]
@@ -195,28 +195,35 @@ def _create_filestore(project: Project, command: Invocation) -> str:
         command.fail(f"INVALID_ARGUMENT: capacity {gib} GiB is invalid for tier {tier.upper()}: it must be between "
                      f"{least} and {most} GiB, in steps of {step} GiB.")
     network = compute.network_of(project, command, (command.pairs("--network") or [{}])[0].get("name", ""))
-    if project.account.resources.find("filestore", f"{location}/{name}"):
-        command.fail(f"ALREADY_EXISTS: Resource '{project.path}/locations/{location}/instances/{name}' already exists")
-    number = len(project.account.resources.of_kind("filestore")) + 2
-    made = project.account.resources.add(
-        "filestore", f"{location}/{name}", location=location, uses={network.key}, is_paid=True, share=share["name"],
-        gib=gib, tier=tier.upper(), network=network.name, address=f"10.91.{number}.2",
-        takes_s=facts()["takes_s"]["filestore"])
-    if not command.has("--async"):
-        project.account.clock.advance(made.ready_at - project.account.clock.now)
-    return ""
+    return _create_system(project, command, "filestore", location, network, gib=gib, share=share["name"],
+                          subnet="10.91", tier=tier.upper())
 
 
-def _filestore(project: Project, command: Invocation) -> Resource:
+def _find(project: Project, command: Invocation, kind: str) -> Resource:
     location, name = command.location("--location", "--zone", "--region"), command.name("INSTANCE")
-    found = project.account.resources.find("filestore", f"{location}/{name}")
+    found = project.resources.find(kind, f"{location}/{name}")
     if found is None:
         command.fail(f"NOT_FOUND: Resource '{project.path}/locations/{location}/instances/{name}' was not found")
     return found
 
 
+def _create_system(project: Project, command: Invocation, kind: str, location: str, network: Resource, *, gib: int,
+                   share: str, subnet: str, **attributes: Any) -> str:
+    name = f"{location}/{command.name('INSTANCE')}"
+    if project.resources.find(kind, name):
+        command.fail(f"ALREADY_EXISTS: Resource '{project.path}/locations/{name.replace('/', '/instances/')}' already "
+                     "exists")
+    made = project.resources.add(
+        kind, name, location=location, uses={network.key}, is_paid=True, gib=gib, share=share, network=network.name,
+        address=f"{subnet}.{len(project.resources.of_kind(kind)) + 2}.2", takes_s=facts()["takes_s"][kind],
+        **attributes)
+    if not command.has("--async"):
+        project.account.clock.advance(made.ready_at - project.account.clock.now)
+    return ""
+
+
 def _show_filestore(project: Project, one: Resource) -> dict[str, Any]:
-    ready = project.account.resources.is_ready(one)
+    ready = project.resources.is_ready(one)
     return {"name": f"{project.path}/locations/{one.location}/instances/{one.name.partition('/')[2]}",
             "tier": one.attributes["tier"], "state": "READY" if ready else "CREATING",
             "fileShares": [{"name": one.attributes["share"], "capacityGb": str(one.attributes["gib"])}],
@@ -225,7 +232,6 @@ def _show_filestore(project: Project, one: Resource) -> dict[str, Any]:
 
 
 def _create_lustre(project: Project, command: Invocation) -> str:
-    name = command.name("INSTANCE")
     location = _location(project, command, regional=False, word="Managed Lustre")
     gib, rate = command.text("--capacity-gib"), command.text("--per-unit-storage-throughput")
     step = facts()["lustre"]["step_gib"]
@@ -238,32 +244,16 @@ def _create_lustre(project: Project, command: Invocation) -> str:
     network = compute.network_of(project, command, path)
     if not path.startswith(f"projects/{project.id}/global/networks/"):
         command.fail(f"INVALID_ARGUMENT: network {path} must be projects/PROJECT/global/networks/NETWORK.")
-    if not any(network.key in one.uses for one in project.account.resources.of_kind("vpc peering")):
+    if not any(network.key in one.uses for one in project.resources.of_kind("vpc peering")):
         command.fail(f"FAILED_PRECONDITION: network {network.name} has no connection to servicenetworking.googleapis."
                      "com: run gcloud services vpc-peerings connect")
-    if project.account.resources.find("lustre", f"{location}/{name}"):
-        command.fail(f"ALREADY_EXISTS: Resource '{project.path}/locations/{location}/instances/{name}' already exists")
-    number = len(project.account.resources.of_kind("lustre")) + 1
-    made = project.account.resources.add(
-        "lustre", f"{location}/{name}", location=location, uses={network.key}, is_paid=True, gib=int(gib),
-        network=network.name, share=command.text("--filesystem"), address=f"10.92.{number}.3",
-        takes_s=facts()["takes_s"]["lustre"])
-    if not command.has("--async"):
-        project.account.clock.advance(made.ready_at - project.account.clock.now)
-    return ""
-
-
-def _lustre(project: Project, command: Invocation) -> Resource:
-    location, name = command.location("--location"), command.name("INSTANCE")
-    found = project.account.resources.find("lustre", f"{location}/{name}")
-    if found is None:
-        command.fail(f"NOT_FOUND: Resource '{project.path}/locations/{location}/instances/{name}' was not found")
-    return found
+    return _create_system(project, command, "lustre", location, network, gib=int(gib),
+                          share=command.text("--filesystem"), subnet="10.92")
 
 
 def _show_lustre(project: Project, one: Resource) -> dict[str, Any]:
     return {"name": f"{project.path}/locations/{one.location}/instances/{one.name.partition('/')[2]}",
-            "state": "ACTIVE" if project.account.resources.is_ready(one) else "CREATING",
+            "state": "ACTIVE" if project.resources.is_ready(one) else "CREATING",
             "mountPoint": f"{one.attributes['address']}@tcp:/{one.attributes['share']}"}
 
 
@@ -271,17 +261,21 @@ def _connect_peering(project: Project, command: Invocation) -> str:
     network = compute.network_of(project, command, command.text("--network"))
     uses = {network.key, *(compute.need(project, command, "address", "addresses", name).key
                            for name in command.words("--ranges"))}
-    project.account.resources.add("vpc peering", network.name, uses=uses)
+    project.resources.add("vpc peering", network.name, uses=uses)
     return ""
 
 
-def _remove(finder: Any) -> Any:
+def _described(kind: str, shown: Any) -> Any:
+    return lambda project, command: shown(project, _find(project, command, kind))
+
+
+def _remove(kind: str) -> Any:
     def delete(project: Project, command: Invocation) -> str:
-        found = finder(project, command)
+        found = _find(project, command, kind)
         folder = volume_folder(project, found)
         if folder.exists():
             shutil.rmtree(folder)
-        project.account.resources.remove(*found.key)
+        project.resources.remove(*found.key)
         return ""
 
     return delete
@@ -294,7 +288,7 @@ def volume_folder(project: Project, found: Resource) -> Path:
 def _listed(kind: str, shown: Any) -> Any:
     def listed(project: Project, command: Invocation) -> list[dict[str, Any]]:
         location = command.text("--location") or command.text("--zone") or command.text("--region")
-        return [shown(project, one) for one in project.account.resources.of_kind(kind)
+        return [shown(project, one) for one in project.resources.of_kind(kind)
                 if location in ("", "-", one.location)]
 
     return listed
@@ -305,15 +299,15 @@ HANDLERS: Mapping[str, Any] = {
     "storage buckets add-iam-policy-binding": _bind, "storage buckets remove-iam-policy-binding": _unbind,
     "storage buckets get-iam-policy": _policy,
     "storage buckets list": lambda project, command: [
-        {"name": one.name, "storage_url": f"gs://{one.name}/"} for one in project.account.resources.of_kind("bucket")],
+        {"name": one.name, "storage_url": f"gs://{one.name}/"} for one in project.resources.of_kind("bucket")],
     "storage rm": _rm, "storage cp": _cp, "storage rsync": _cp, "storage ls": _ls,
-    "filestore instances create": _create_filestore, "filestore instances delete": _remove(_filestore),
-    "filestore instances describe": lambda project, command: _show_filestore(project, _filestore(project, command)),
+    "filestore instances create": _create_filestore, "filestore instances delete": _remove("filestore"),
+    "filestore instances describe": _described("filestore", _show_filestore),
     "filestore instances list": _listed("filestore", _show_filestore),
-    "lustre instances create": _create_lustre, "lustre instances delete": _remove(_lustre),
-    "lustre instances describe": lambda project, command: _show_lustre(project, _lustre(project, command)),
+    "lustre instances create": _create_lustre, "lustre instances delete": _remove("lustre"),
+    "lustre instances describe": _described("lustre", _show_lustre),
     "lustre instances list": _listed("lustre", _show_lustre),
     "services vpc-peerings connect": _connect_peering,
     "services vpc-peerings list": lambda project, command: [
-        {"network": one.name} for one in project.account.resources.of_kind("vpc peering")],
+        {"network": one.name} for one in project.resources.of_kind("vpc peering")],
 }

@@ -1,24 +1,68 @@
 """Rules of the API server: known kinds, namespaces, strict schemas, webhooks and immutable fields."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from typing import Any
 
 import kubernetes_validate
 
-from cloudsim.kubernetes.cluster import Cluster, Object
+from cloudsim.kubernetes.cluster import ANY_TAINT, Cluster, Object
 from cloudsim.kubernetes.kinds import ObjectKind, Release, releases
+from cloudsim.kubernetes.validation import find_mistake
 from cloudsim.state import Refusal
-from embark.kubernetes.objects import Objects, at, name_of
+from embark.kubernetes.objects import Objects, at, name_of, rows
+from embark.kubernetes.pods import pod_specs
 from embark.rehearse.workload import make_workload
 
 REHEARSED = ("Job", "JobSet", "TrainJob", "PyTorchJob")
 IMMUTABLE = {
+    "Deployment": ("selector",),
+    "StatefulSet": ("selector", "serviceName", "volumeClaimTemplates"),
+    "Service": ("clusterIP",),
     "Job": ("template", "completions", "completionMode", "selector", "podFailurePolicy"),
     "PersistentVolumeClaim": ("accessModes", "storageClassName", "volumeName", "selector"),
     "PersistentVolume": ("csi", "nfs"),
     "StorageClass": ("parameters", "provisioner"),
 }
+
+
+ENFORCE = "pod-security.kubernetes.io/enforce"
+
+
+def pod_refusal(cluster: Cluster, namespace: str, spec: Mapping[str, object]) -> str:
+    """Return why the API server creates no such pod: its service account, its priority or Pod Security."""
+    name, klass = str(spec.get("serviceAccountName") or "default"), spec.get("priorityClassName")
+    if name != "default" and cluster.find("ServiceAccount", name, namespace) is None:
+        return f'error looking up service account {namespace}/{name}: serviceaccount "{name}" not found'
+    if klass and cluster.find("PriorityClass", str(klass)) is None:
+        return f"no PriorityClass with name {klass} was found"
+    level = (at(cluster.find("Namespace", namespace), "metadata.labels") or {}).get(ENFORCE, "privileged")
+    for container in rows(spec, "containers"):
+        added = at(container, "securityContext.capabilities.add") or []
+        if level != "privileged" and added and added != ["NET_BIND_SERVICE"]:
+            return (f'violates PodSecurity "{level}:latest": non-default capabilities (container '
+                    f'"{container.get("name")}" must not include "{added[0]}" in securityContext.capabilities.add)')
+    return ""
+
+
+def admit(cluster: Cluster, thing: Object, origin: str, namespace: str) -> str:
+    """Answer a server-side dry run: check an object as if it were created, and keep nothing."""
+    kind, name = cluster.kind_of(thing, origin), name_of(thing)
+    if f"create {kind.plural}" in cluster.denied:
+        raise Refusal(f'Error from server (Forbidden): error when creating "{origin}": {kind.plural} is forbidden: '
+                      f'User "you" cannot create resource "{kind.plural}" in API group "{kind.group}" in the '
+                      f'namespace "{namespace}"')
+    if kind.is_namespaced and cluster.find("Namespace", namespace) is None:
+        raise Refusal(f'Error from server (NotFound): error when creating "{origin}": namespaces "{namespace}" not '
+                      "found")
+    check_schema(cluster, thing, kind, origin)
+    check_webhooks(cluster, thing, kind, origin)
+    refused = pod_refusal(cluster, namespace, thing.get("spec") or {}) if kind.key == "Pod" else ""
+    if refused:
+        raise Refusal(f'Error from server (Forbidden): error when creating "{origin}": pods "{name}" is forbidden: '
+                      f"{refused}")
+    return f"{kind.resource}/{name}"
 
 
 def apply(cluster: Cluster, thing: Object, origin: str, namespace: str = "", *, create: bool = False) -> str:
@@ -55,6 +99,8 @@ def apply(cluster: Cluster, thing: Object, origin: str, namespace: str = "", *, 
         if at(old, f"spec.{name}") != at(thing, f"spec.{name}"):
             raise Refusal(f'The {kind.kind} "{meta["name"]}" is invalid: spec.{name}: Invalid value: field is '
                           "immutable")
+    if kind.key == "Deployment" and at(thing, "spec.replicas") is None and at(old, "spec.replicas") is not None:
+        thing["spec"]["replicas"] = at(old, "spec.replicas")  # The autoscaler's, which the file does not have.
     merged = {**old, **{key: value for key, value in thing.items() if key != "metadata"}}
     merged["metadata"] = {**old["metadata"], **{key: {**(old["metadata"].get(key) or {}), **value}
                           if isinstance(value, Mapping) else value for key, value in meta.items()}}
@@ -66,19 +112,38 @@ def apply(cluster: Cluster, thing: Object, origin: str, namespace: str = "", *, 
 
 def check_schema(cluster: Cluster, thing: Object, kind: ObjectKind, origin: str) -> None:
     """Check built-in kinds against Kubernetes' own schemas, and jobs against the rules of their controllers."""
-    if not any(kind in release.kinds for release in cluster.releases.values()):
+    is_custom = any(kind in release.kinds for release in cluster.releases.values())
+    checked = [{"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, "spec": {"containers": [], **spec}}
+               for spec in pod_specs(thing)] if is_custom else [thing]
+    for one in checked:
         try:
-            kubernetes_validate.validate(thing, cluster.version, strict=True)
+            kubernetes_validate.validate(one, cluster.version, strict=True)
         except kubernetes_validate.ValidationError as error:
-            path = ".".join(str(one) for one in error.path)
+            path = ".".join(str(part) for part in error.path)
             raise Refusal(f'Error from server (BadRequest): error when creating "{origin}": {kind.kind} in version '
                           f'"{thing["apiVersion"]}" cannot be handled as a {kind.kind}: strict decoding error: '
                           f'{path}: {error.message}') from error
+    if kind.fields and (unknown := sorted(_field_names(thing.get("spec")) - set(kind.fields))):
+        raise Refusal(f'Error from server (BadRequest): error when creating "{origin}": {kind.kind} in version '
+                      f'"{thing["apiVersion"]}" cannot be handled as a {kind.kind}: strict decoding error: unknown '
+                      f'field "spec.{unknown[0]}"')
+    if mistake := find_mistake(thing, kind):
+        raise Refusal(f'The {kind.kind} "{name_of(thing)}" is invalid: {mistake}')
     if kind.key in REHEARSED:
         workload, _ = make_workload(thing, Objects((*cluster.objects.values(), thing)))
         if workload.refusal is not None:
             raise Refusal(f'Error from server (Invalid): error when creating "{origin}": {kind.kind} '
                           f'"{name_of(thing)}" is invalid: {workload.refusal.what}')
+
+
+def _field_names(thing: object) -> set[str]:
+    """Return the names of all fields of an object, whose labels and selectors are free."""
+    if isinstance(thing, list):
+        return set().union(*map(_field_names, thing))
+    found: set[str] = set()
+    for name, value in thing.items() if isinstance(thing, dict) else ():
+        found |= {name} | (set() if name in ("nodeLabels", "matchLabels") else _field_names(value))
+    return found
 
 
 def check_webhooks(cluster: Cluster, thing: Object, kind: ObjectKind, origin: str) -> None:
@@ -116,8 +181,8 @@ def _configured_devices(config: object) -> list[str]:
 
 
 def install(cluster: Cluster, release: Release, namespace: str, *, owner: Mapping[str, str] | None = None,
-            tolerates: bool = True) -> list[str]:
-    """Install a release and return the lines that `kubectl apply` prints."""
+            values: Mapping[str, Any] | None = None) -> list[str]:
+    """Install a release with the values of its chart, and return the lines that `kubectl apply` prints."""
     if release.needs_kind and not any(kind.key == release.needs_kind for kind in cluster.kinds()):
         raise Refusal(f'error: resource mapping not found: no matches for kind "{release.needs_kind}"\nensure CRDs '
                       "are installed first")
@@ -132,8 +197,18 @@ def install(cluster: Cluster, release: Release, namespace: str, *, owner: Mappin
         cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}})
     for kind_name, names in (("Deployment", release.deployments), ("DaemonSet", release.daemon_sets)):
         for name in names:
-            if cluster.find(kind_name, name, space) is None:
-                cluster.add_controller(kind_name, name, space, release.takes_s, owner, tolerates=tolerates)
+            if name in release.switches and at(values, release.switches[name]) is False:
+                continue
+            tolerations: Sequence[Mapping[str, Any]] = ANY_TAINT
+            if path := release.tolerations.get(name):
+                given = at(values, path)
+                tolerations = [{"key": key, "operator": "Exists"} for key in release.tolerated] if given is None \
+                    else given
+            if found := cluster.find(kind_name, name, space):
+                found["spec"]["template"]["spec"]["tolerations"] = [dict(one) for one in tolerations]
+            else:
+                cluster.add_controller(kind_name, name, space, release.takes_s, owner, tolerations=tolerations,
+                                       needs=release.needs if name != release.needs else "")
             lines.append(f"{kind_name.lower()}.apps/{name} serverside-applied")
     return lines or [f"{release.needs_kind.lower()}/{release.name} serverside-applied"]
 

@@ -34,6 +34,7 @@ class NodePool:
     devices_after: Mapping[str, str] = field(default_factory=dict)
     """Maps a resource to its device plugin, such as `{"nvidia.com/gpu": "nvidia-device-plugin-daemonset"}`; nodes do
     not offer the resource before a DaemonSet of that name exists."""
+    join_error: str = ""  # Why its machines never become nodes; empty if they do.
 
 
 class ClusterCloud(Protocol):
@@ -50,6 +51,12 @@ class ClusterCloud(Protocol):
     def volume(self, volume: Manifest, pool: NodePool) -> VolumeFacts | str:
         """Return the file system of a PersistentVolume on a node of this pool, or why it cannot be mounted there."""
         ...
+
+    def make_disk(self, name: str, driver: str, gib: float) -> str:
+        """Create the disk of a claim, which costs money; return why it cannot be created, or an empty text."""
+        ...
+
+    def drop_disk(self, name: str) -> None: ...
 
     def on_pool_change(self, pool: NodePool, num_nodes: int) -> str:
         """Take note that the autoscaler wants this many machines; return an error such as missing quota, or an empty

@@ -1,19 +1,21 @@
 """The objects, nodes and events of a cluster, which change as its clock advances."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cloudsim.kubernetes.cloud import ClusterCloud, NodePool
 from cloudsim.kubernetes.kinds import ObjectKind, Release, builtin_kinds
+from cloudsim.kubernetes.servers import Servers
 from cloudsim.state import Clock, Refusal
-from embark.kubernetes.objects import at, quantity
+from embark.kubernetes.objects import quantity
 from embark.kubernetes.pods import Pod
 
 Object = dict[str, Any]
 ObjectKey = tuple[str, str, str]  # Kind, namespace (empty for kinds without one) and name.
 NODE_S = 90.0  # Time from the request for a machine to a node that is ready.
+ANY_TAINT = ({"operator": "Exists"},)
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 
@@ -78,8 +80,15 @@ class Cluster:
     tolerates_extended_resources: bool = False
     """The admission plugin ExtendedResourceToleration: a pod that asks for a device tolerates the taint of its name."""
     runs: dict[ObjectKey, JobRun] = field(default_factory=dict)
+    full_paths: set[str] = field(default_factory=set)  # Mounts of pods on which no space is left.
+    has_metrics_server: bool = True  # It measures the processors and the memory of pods for autoscalers.
+    has_autoscaler: bool = True  # The controller of HorizontalPodAutoscalers runs.
+    load: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Maps namespace and name of a Deployment to the number of replicas that its load needs."""
     num_processes: int = 1  # Processes of each pod in the rehearsal that trains.
     num_steps: int = 4
+    servers: Servers = field(default_factory=Servers)
+    denied: set[str] = field(default_factory=set)  # Rights that the user lacks, such as `create jobs.batch`.
     num_made: dict[str, int] = field(default_factory=dict)  # Nodes that a pool ever had; names are not reused.
 
     def __post_init__(self) -> None:
@@ -99,7 +108,8 @@ class Cluster:
         for _ in range(len(own), num_nodes):
             number = self.num_made.get(name, 0)
             self.num_made[name] = number + 1
-            self.nodes.append(Node(f"{name}-{number}", name, self.clock.now + NODE_S))
+            ready_at = float("inf") if self.pools[name].join_error else self.clock.now + NODE_S
+            self.nodes.append(Node(f"{name}-{number}", name, ready_at))
 
     def remove_pool(self, name: str) -> None:
         self.resize_pool(name, 0)
@@ -114,7 +124,7 @@ class Cluster:
         found = {}
         for name, amount in pool.allocatable.items():
             plugin = pool.devices_after.get(name)
-            if plugin is None or self._advertises(plugin, name, pool):
+            if plugin is None or self.advertises(plugin, name, pool):
                 found[name] = quantity(str(amount)) or 0.0
         return found
 
@@ -159,29 +169,31 @@ class Cluster:
     def add_daemon_set(self, name: str, *, namespace: str = "kube-system", takes_s: float = 30.0,
                        labels: Mapping[str, str] | None = None, tolerates: bool = True) -> None:
         """Add a DaemonSet that the cloud itself installs; with `tolerates` it runs on tainted nodes too."""
-        self.add_controller("DaemonSet", name, namespace, takes_s, labels, tolerates=tolerates)
+        self.add_controller("DaemonSet", name, namespace, takes_s, labels, tolerations=ANY_TAINT if tolerates else ())
 
     def add_controller(self, kind: str, name: str, namespace: str, takes_s: float,
-                       labels: Mapping[str, str] | None = None, *, tolerates: bool = True,
-                       devices: list[str] | None = None) -> None:
+                       labels: Mapping[str, str] | None = None, *, tolerations: Sequence[Mapping[str, Any]] = ANY_TAINT,
+                       devices: list[str] | None = None, needs: str = "") -> None:
         """Add a Deployment or DaemonSet that is available after a while; `devices` are all that a device plugin
-        offers."""
-        spec = {"template": {"spec": {"tolerations": [{"operator": "Exists"}] if tolerates else []}}}
+        offers, `needs` is a DaemonSet without which it finds none."""
+        spec = {"template": {"spec": {"tolerations": [dict(one) for one in tolerations]}}}
         key = self.put({"apiVersion": "apps/v1", "kind": kind, "spec": spec,
                         "metadata": {"name": name, "namespace": namespace, "labels": dict(labels or {})}})
-        if devices is not None:
-            self.objects[key]["metadata"]["devices"] = devices
+        self.objects[key]["metadata"] |= {"needs": needs, **({} if devices is None else {"devices": devices})}
         self.ready_at[key] = self.clock.now + takes_s
 
     def add_csi_driver(self, name: str) -> None:
         self.put({"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": name}})
 
-    def _advertises(self, plugin: str, device: str, pool: NodePool) -> bool:
+    def advertises(self, plugin: str, device: str, pool: NodePool) -> bool:
         """Return whether a device plugin has a pod on the pool's nodes and its configuration names the device."""
-        tolerant = [one for one in self.of_kind("DaemonSet") if _name(one) == plugin
-                    and (not pool.taints or at(one, "spec.template.spec.tolerations"))
-                    and device in one["metadata"].get("devices", [device])]
-        return bool(tolerant) and self.is_available("DaemonSet", plugin)
+        from cloudsim.kubernetes.scheduler import find_taint
+
+        running = [one for one in self.of_kind("DaemonSet") if not find_taint(pool, one["spec"]["template"])]
+        names = {_name(one) for one in running}
+        return self.is_available("DaemonSet", plugin) and any(
+            _name(one) == plugin and device in one["metadata"].get("devices", [device])
+            and one["metadata"].get("needs") in (None, "", *names) for one in running)
 
     def is_available(self, kind: str, name: str) -> bool:
         """Return whether a Deployment or DaemonSet of this name is available in any namespace."""

@@ -1,17 +1,13 @@
-"""Controllers: they bind claims, admit jobs from queues, start pods and record how they end, all by the clock."""
-
-import json
-from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+"""Controllers: they admit jobs from queues, start their pods and record how they end, all by the clock."""
 
 from cloudsim.kubernetes.cluster import Cluster, JobRun, Object, ObjectKey, Outcome
-from cloudsim.kubernetes.kubelet import path_trouble, start_trouble
+from cloudsim.kubernetes.pods import condition, create_pods, start_pod
 from cloudsim.kubernetes.programs import run_program
-from cloudsim.kubernetes.scheduler import choose_node, pool_that_fits, requests
-from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, quantity, rows
-from embark.kubernetes.pods import Pod, PodIdentity, make_pod
-from embark.rehearse.server import served_artifact, server_pods
+from cloudsim.kubernetes.replicas import reconcile_replicas, scale
+from cloudsim.kubernetes.scheduler import requests
+from cloudsim.kubernetes.volumes import bind_claims
+from embark.kubernetes.objects import K8sObject, Objects, at, name_of, quantity, rows
+from embark.kubernetes.pods import Pod
 from embark.rehearse.workload import CLUSTER, make_workload, ray_pods
 
 PODS_KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "RayCluster", "VolcanoJob")
@@ -25,13 +21,21 @@ ENDS = {  # The conditions that a controller sets on success and on failure.
 
 
 def reconcile(cluster: Cluster) -> None:
-    _bind_claims(cluster)
+    for queue in cluster.of_kind("LocalQueue"):
+        owner = cluster.find("ClusterQueue", str(at(queue, "spec.clusterQueue")))
+        queue["status"] = {"conditions": [condition("Active", "Ready" if owner else "ClusterQueueDoesNotExist", "",
+                                                    status="True" if owner else "False")]}
     _collect_garbage(cluster)
+    bind_claims(cluster)
+    scale(cluster)
     for key, job in list(cluster.objects.items()):
         if key[0] in PODS_KINDS and not _is_over(job) and job.get("spec", {}).get("suspend") is not True:
             _reconcile_job(cluster, key, job)
-        elif key[0] == "Deployment" and served_artifact(job):
-            _reconcile_server(cluster, key, job)
+        elif key[0] in ("Deployment", "StatefulSet") and rows(job, "spec.template.spec.containers"):
+            reconcile_replicas(cluster, key, job)
+    cluster.servers.keep({key[1:] for key, pod in cluster.objects.items()
+                          if key[0] == "Pod" and at(pod, "status.phase") == "Running"})
+    bind_claims(cluster)
 
 
 def pods_of(cluster: Cluster, job: K8sObject, kind: str) -> tuple[Pod, ...]:
@@ -39,8 +43,6 @@ def pods_of(cluster: Cluster, job: K8sObject, kind: str) -> tuple[Pod, ...]:
     objects = Objects(tuple(cluster.objects.values()))
     if kind == "RayCluster":
         return ray_pods(job, objects)
-    if kind == "Deployment":
-        return server_pods(job, objects)
     return make_workload(job, objects)[0].pods
 
 
@@ -48,15 +50,18 @@ def _reconcile_job(cluster: Cluster, key: ObjectKey, job: Object) -> None:
     run = cluster.runs.setdefault(key, JobRun())
     if not run.pods:
         waits = _queue_trouble(cluster, key, job)
+        _put_workload(cluster, key, job, waits)
         if waits:
-            job["status"] = {"conditions": [_condition("Suspended", "JobSuspended", waits)]}
+            job["status"] = {"conditions": [condition("Suspended", "JobSuspended", waits)]}
             if key[0] == "RayJob":
                 job["status"] = {"jobDeploymentStatus": "Suspended"}
             cluster.emit(job, "Pending", waits, warning=False)
             return
         job.pop("status", None)
-        if not _create_pods(cluster, key, job, run):
+        pods = pods_of(cluster, job, key[0])
+        if not create_pods(cluster, key, job, pods):
             return
+        run.pods = pods
     stored = [cluster.objects[("Pod", key[1], pod.name)] for pod in run.pods
               if ("Pod", key[1], pod.name) in cluster.objects]
     if run.outcome is not None:
@@ -64,7 +69,7 @@ def _reconcile_job(cluster: Cluster, key: ObjectKey, job: Object) -> None:
             _end(key, job, stored, run.outcome)
         return
     for pod, one in zip(run.pods, stored, strict=True):
-        _schedule(cluster, pod, one)
+        start_pod(cluster, pod, one)
     if all(at(one, "status.phase") == "Running" for one in stored):
         if key[0] == "RayCluster":  # A RayCluster waits for drivers until it is deleted.
             job["status"] = {"state": "ready"}
@@ -74,104 +79,6 @@ def _reconcile_job(cluster: Cluster, key: ObjectKey, job: Object) -> None:
         run.ends_at = cluster.clock.now + RUN_S
         job["status"] = {"active": len(stored), "conditions": []} if key[0] != "RayJob" else \
             {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}
-
-
-def _reconcile_server(cluster: Cluster, key: ObjectKey, deployment: Object) -> None:
-    """Mark replicas as ready once they run and may read the artifact; the server itself is not started."""
-    run = cluster.runs.setdefault(key, JobRun())
-    template = json.dumps(at(deployment, "spec.template"), sort_keys=True)
-    if run.pods and run.logs.get("") != template:  # A changed template replaces the pods.
-        for pod in run.pods:
-            cluster.objects.pop(("Pod", key[1], pod.name), None)
-        run.pods = ()
-    if not run.pods and not _create_pods(cluster, key, deployment, run):
-        return
-    run.logs[""] = template
-    num_ready = 0
-    for pod in run.pods:
-        stored = cluster.objects[("Pod", key[1], pod.name)]
-        _schedule(cluster, pod, stored)
-        if at(stored, "status.phase") != "Running":
-            continue
-        pool = next(cluster.pools[node.pool] for node in cluster.nodes if node.name == stored["spec"]["nodeName"])
-        trouble = path_trouble(cluster, stored, served_artifact(deployment), pool, write=False)
-        run.logs[pod.name] = f"error: {trouble}\n" if trouble else f"serving {served_artifact(deployment)}\n"
-        if trouble:
-            waits = {"waiting": {"reason": "CrashLoopBackOff", "message": trouble}}
-            stored["status"]["containerStatuses"] = [{"name": pod.container, "ready": False, "restartCount": 3,
-                                                      "state": waits}]
-        num_ready += not trouble
-    deployment["status"] = {"replicas": len(run.pods), "readyReplicas": num_ready}
-
-
-def _create_pods(cluster: Cluster, key: ObjectKey, job: Object, run: JobRun) -> bool:
-    pods = pods_of(cluster, job, key[0])
-    for pod in pods:
-        name = str(pod.spec.get("serviceAccountName") or "default")
-        if name != "default" and cluster.find("ServiceAccount", name, key[1]) is None:
-            cluster.emit(job, "FailedCreate", f'Error creating: pods "{key[2]}-" is forbidden: error looking up '
-                         f'service account {key[1]}/{name}: serviceaccount "{name}" not found')
-            return False
-        klass = pod.spec.get("priorityClassName")
-        if klass and cluster.find("PriorityClass", str(klass)) is None:
-            cluster.emit(job, "FailedCreate", f'Error creating: pods "{key[2]}-" is forbidden: no PriorityClass with '
-                         f"name {klass} was found")
-            return False
-    run.pods = pods
-    for pod in pods:
-        spec = dict(pod.spec)
-        if cluster.tolerates_extended_resources:
-            devices = [name for name in requests({"spec": spec}) if "/" in name]
-            spec["tolerations"] = [*(spec.get("tolerations") or []), *({"key": name, "operator": "Exists"}
-                                                                      for name in devices)]
-        cluster.put({
-            "apiVersion": "v1", "kind": "Pod", "spec": spec, "status": {"phase": "Pending", "conditions": []},
-            "metadata": {"name": pod.name, "namespace": key[1], "labels": dict(pod.labels),
-                         "ownerReferences": [{"kind": job["kind"], "name": key[2], "key": list(key)}]}})
-    return bool(pods)
-
-
-def _schedule(cluster: Cluster, pod: Pod, stored: Object) -> None:
-    """Assign a node to a pod and start its container."""
-    if not at(stored, "spec.nodeName"):
-        node, message = choose_node(cluster, stored)
-        if node is None:
-            cluster.emit(stored, "FailedScheduling", message)
-            stored["status"]["conditions"] = [_condition("PodScheduled", "Unschedulable", message, status="False")]
-            pool, why_not = pool_that_fits(cluster, stored)
-            if why_not:
-                cluster.emit(stored, "NotTriggerScaleUp", why_not, warning=False)
-            # One machine for each waiting pod, all at once; more only if those that have started do not suffice.
-            is_starting = any(pool is not None and one.pool == pool.name and one.ready_at > cluster.clock.now
-                              for one in cluster.nodes)
-            if pool is not None and not (is_starting and stored["status"].get("hasScaledUp")):
-                wanted = sum(one.pool == pool.name for one in cluster.nodes) + 1
-                error = cluster.cloud.on_pool_change(pool, wanted)
-                if error:
-                    cluster.emit(stored, "NotTriggerScaleUp", error)
-                else:
-                    cluster.resize_pool(pool.name, wanted)
-                    stored["status"]["hasScaledUp"] = True
-                    cluster.emit(stored, "TriggeredScaleUp", f"pod triggered scale-up: {pool.name}", warning=False)
-            return
-        stored["spec"]["nodeName"] = node.name
-        stored["status"]["conditions"] = [_condition("PodScheduled", "", "")]
-    node_pool = next((cluster.pools[node.pool] for node in cluster.nodes if node.name == stored["spec"]["nodeName"]),
-                     None)
-    if node_pool is None or at(stored, "status.phase") != "Pending":
-        return
-    objects = Objects(tuple(cluster.objects.values()))
-    fresh = make_pod({"spec": pod.spec, "metadata": {"labels": dict(pod.labels)}},
-                     PodIdentity(name=pod.name, namespace=pod.namespace), objects)
-    trouble = start_trouble(cluster, stored, replace(pod, missing=fresh.missing), node_pool)
-    if trouble is not None:
-        cluster.emit(stored, trouble.event, trouble.message)
-        stored["status"]["containerStatuses"] = [{"name": pod.container, "ready": False, "state": {
-            "waiting": {"reason": trouble.reason, "message": trouble.message}}}]
-        return
-    stored["status"]["conditions"].append(_condition("Ready", "", ""))
-    stored["status"] |= {"phase": "Running", "containerStatuses": [
-        {"name": pod.container, "ready": True, "state": {"running": {}}}]}
 
 
 def _end(key: ObjectKey, job: Object, pods: list[Object], outcome: Outcome) -> None:
@@ -188,8 +95,8 @@ def _end(key: ObjectKey, job: Object, pods: list[Object], outcome: Outcome) -> N
         job["status"] = {"state": {"phase": "Completed" if outcome.is_ok else "Failed", "message": outcome.sentence}}
     elif key[0] in ENDS:
         good, bad = ENDS[key[0]]
-        condition = _condition(good, good, "") if outcome.is_ok else _condition(bad, outcome.reason, outcome.sentence)
-        job["status"] = {"conditions": [condition],
+        ended = condition(good, good, "") if outcome.is_ok else condition(bad, outcome.reason, outcome.sentence)
+        job["status"] = {"conditions": [ended],
                          "succeeded" if outcome.is_ok else "failed": len(pods)}
 
 
@@ -201,38 +108,11 @@ def _is_over(job: K8sObject) -> bool:
     return any(one.get("type") in ends and one.get("status") == "True" for one in rows(job, "status.conditions"))
 
 
-def _bind_claims(cluster: Cluster) -> None:
-    for claim in cluster.of_kind("PersistentVolumeClaim"):
-        if at(claim, "status.phase") == "Bound":
-            continue
-        claim["status"] = {"phase": "Pending"}
-        name = at(claim, "spec.volumeName")
-        volume = cluster.find("PersistentVolume", str(name)) if name else None
-        if volume is None:
-            cluster.emit(claim, "FailedBinding", f'volume "{name}" not found' if name else
-                        "no persistent volumes available for this claim and no storage class is set")
-            continue
-        owner = at(volume, "spec.claimRef") or {"name": name_of(claim), "namespace": namespace_of(claim)}
-        wanted = quantity(str(at(claim, "spec.resources.requests.storage") or "0")) or 0.0
-        offered = quantity(str(at(volume, "spec.capacity.storage") or "0")) or 0.0
-        if (owner.get("name"), owner.get("namespace")) != (name_of(claim), namespace_of(claim)):
-            cluster.emit(claim, "FailedBinding", f'volume "{name}" already bound to a different claim.')
-        elif wanted > offered or not set(at(claim, "spec.accessModes") or ()) <= set(at(volume, "spec.accessModes")
-                                                                                    or ()):
-            cluster.emit(claim, "VolumeMismatch", f'Cannot bind to requested volume "{name}": requested PV is too '
-                         "small or has other access modes")
-        elif (at(claim, "spec.storageClassName") or "") != (at(volume, "spec.storageClassName") or ""):
-            cluster.emit(claim, "VolumeMismatch", f'Cannot bind to requested volume "{name}": storageClassName does '
-                         "not match")
-        else:
-            claim["status"] = {"phase": "Bound"}
-
-
 def _collect_garbage(cluster: Cluster) -> None:
     """Delete the pods of jobs and nodes that no longer exist."""
     names = {node.name for node in cluster.nodes}
     for key, pod in list(cluster.objects.items()):
-        if key[0] != "Pod":
+        if key[0] not in ("Pod", "Workload"):
             continue
         owner = tuple(rows(pod, "metadata.ownerReferences")[0]["key"]) if at(pod, "metadata.ownerReferences") else None
         is_running = at(pod, "status.phase") in ("Pending", "Running")
@@ -244,6 +124,8 @@ def _collect_garbage(cluster: Cluster) -> None:
         elif is_running and at(pod, "spec.nodeName") and at(pod, "spec.nodeName") not in names:
             pod["spec"].pop("nodeName")
             pod["status"] = {"phase": "Pending", "conditions": []}
+            if owner in cluster.runs:  # The others wait for its replacement.
+                cluster.runs[owner].outcome = None
 
 
 def _is_shut_down(cluster: Cluster, owner: ObjectKey) -> bool:
@@ -252,6 +134,17 @@ def _is_shut_down(cluster: Cluster, owner: ObjectKey) -> bool:
     kept_s = float(spec.get("ttlSecondsAfterFinished") or 0)
     return (run is not None and _is_over(cluster.objects[owner]) and spec.get("shutdownAfterJobFinishes") is True
             and cluster.clock.now >= run.ends_at + kept_s)
+
+
+def _put_workload(cluster: Cluster, key: ObjectKey, job: Object, waits: str) -> None:
+    """Write the object in which Kueue says whether it has admitted a job, and why not."""
+    if "kueue" not in cluster.releases or QUEUE_LABEL not in (at(job, "metadata.labels") or {}):
+        return
+    conditions = [condition("QuotaReserved", "Pending", waits, status="False")] if waits else \
+        [condition("QuotaReserved", "QuotaReserved", ""), condition("Admitted", "Admitted", "")]
+    cluster.put({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "status": {"conditions": conditions},
+                 "metadata": {"name": f"{key[0].lower()}-{key[2]}", "namespace": key[1], "labels": {},
+                              "ownerReferences": [{"kind": job["kind"], "name": key[2], "key": list(key)}]}})
 
 
 def _queue_trouble(cluster: Cluster, key: ObjectKey, job: K8sObject) -> str:
@@ -287,7 +180,3 @@ def _queue_trouble(cluster: Cluster, key: ObjectKey, job: K8sObject) -> str:
             return (f"couldn't assign flavors to pod set main: insufficient quota for {resource}, "
                     f"request {amount:g} > maximum capacity {quota[resource]:g}")
     return ""
-
-
-def _condition(kind: str, reason: str, message: str, *, status: str = "True") -> Mapping[str, Any]:
-    return {"type": kind, "status": status, "reason": reason, "message": message}

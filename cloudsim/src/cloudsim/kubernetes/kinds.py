@@ -20,6 +20,7 @@ class ObjectKind:
     versions: tuple[str, ...]
     is_namespaced: bool = True
     short: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()  # Names of all fields of its spec; empty if they are not checked.
 
     @property
     def resource(self) -> str:
@@ -52,7 +53,14 @@ class Release:
     needs_server_side: bool = False
     needs_kind: str = ""
     is_named_for_release: bool = False  # Objects are called RELEASE-CHART unless RELEASE contains CHART.
-    is_intolerant: bool = False  # Its DaemonSets tolerate no taint unless the chart is given `tolerations`.
+    versions: str = ""  # A regular expression of the chart's versions; empty if all are accepted.
+    tolerations: Mapping[str, str] = field(default_factory=dict)
+    """Maps a DaemonSet to the value of the chart that has its tolerations, such as `daemonsets.tolerations`. DaemonSets
+    that are not in it run on all nodes."""
+    tolerated: Sequence[str] = ()  # Keys of taints that those DaemonSets tolerate unless the chart is given others.
+    switches: Mapping[str, str] = field(default_factory=dict)
+    """Maps a DaemonSet to the value of the chart that is true unless it shall not be installed."""
+    needs: str = ""  # A DaemonSet without which the operator finds no device on a node.
     made_by: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Objects the operator creates, by kind.
 
     def named(self, release: str) -> "Release":
@@ -81,4 +89,4 @@ def releases() -> tuple[Release, ...]:
 
 def _kind(name: str, row: Mapping[str, Any]) -> ObjectKind:
     return ObjectKind(name, row.get("kind", name), row["plural"], row["group"], tuple(row["versions"]),
-                      row.get("is_namespaced", True), tuple(row.get("short", ())))
+                      row.get("is_namespaced", True), tuple(row.get("short", ())), tuple(row.get("fields", ())))

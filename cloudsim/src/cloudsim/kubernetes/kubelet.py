@@ -7,8 +7,8 @@ from typing import Any
 
 from cloudsim.kubernetes.cloud import NodePool, VolumeFacts
 from cloudsim.kubernetes.cluster import Cluster, Object
+from cloudsim.kubernetes.volumes import PROVISIONED
 from embark.kubernetes.objects import at, rows
-from embark.kubernetes.pods import Pod
 
 OBJECT_STORES = ("s3://", "gs://", "az://", "abfs://")
 
@@ -22,11 +22,11 @@ class Trouble:
     message: str
 
 
-def start_trouble(cluster: Cluster, stored: Object, pod: Pod, pool: NodePool) -> Trouble | None:
-    for lack in pod.missing:
-        kind, _, name = lack.partition(" ")
-        return Trouble("ContainerCreating", "FailedMount", f'MountVolume.SetUp failed for volume "{name}": '
-                       f'{kind.lower()} "{name.partition(",")[0]}" not found')
+def start_trouble(cluster: Cluster, stored: Object, pool: NodePool) -> Trouble | None:
+    for kind, name in _mounted_objects(stored):
+        if cluster.find(kind, name, stored["metadata"]["namespace"]) is None:
+            return Trouble("ContainerCreating", "FailedMount",
+                           f'MountVolume.SetUp failed for volume: {kind.lower()} "{name}" not found')
     for name in _claims(stored):
         found = mount_claim(cluster, stored, name, pool)
         if isinstance(found, str):
@@ -36,7 +36,43 @@ def start_trouble(cluster: Cluster, stored: Object, pod: Pod, pool: NodePool) ->
         error = cluster.cloud.pull_error(image, pool, stored["metadata"]["namespace"])
         if error:
             return Trouble("ImagePullBackOff", "Failed", f'Failed to pull image "{image}": {error}')
+        if error := _config_error(cluster, stored, container):
+            return Trouble("CreateContainerConfigError", "Failed", f"Error: {error}")
     return None
+
+
+def _config_error(cluster: Cluster, stored: Object, container: Mapping[str, Any]) -> str:
+    """Return why the kubelet cannot make a container's variables or may not start its user, or an empty text."""
+    space = stored["metadata"]["namespace"]
+    for row in rows(container, "envFrom"):
+        for field, kind in (("secretRef", "Secret"), ("configMapRef", "ConfigMap")):
+            name = at(row, f"{field}.name")
+            if name and not at(row, f"{field}.optional") and cluster.find(kind, str(name), space) is None:
+                return f'{kind.lower()} "{name}" not found'
+    for row in rows(container, "env"):
+        for field, kind in (("secretKeyRef", "Secret"), ("configMapKeyRef", "ConfigMap")):
+            wanted = at(row, f"valueFrom.{field}") or {}
+            found = cluster.find(kind, str(wanted.get("name")), space) if wanted else None
+            if wanted and not wanted.get("optional"):
+                if found is None:
+                    return f'{kind.lower()} "{wanted.get("name")}" not found'
+                if wanted.get("key") not in {**(found.get("data") or {}), **(found.get("stringData") or {})}:
+                    return f'couldn\'t find key {wanted.get("key")} in {kind} {space}/{wanted.get("name")}'
+    security = {**(at(stored, "spec.securityContext") or {}), **(container.get("securityContext") or {})}
+    if security.get("runAsNonRoot") and security.get("runAsUser") == 0:
+        return f"container's runAsUser breaks non-root policy (container: {container.get('name')})"
+    return ""
+
+
+def _mounted_objects(stored: Object) -> list[tuple[str, str]]:
+    """Return the ConfigMaps and Secrets that a pod cannot start without."""
+    found = []
+    for volume in rows(stored, "spec.volumes"):
+        for field, kind, key in (("configMap", "ConfigMap", "name"), ("secret", "Secret", "secretName")):
+            source = volume.get(field)
+            if source and not source.get("optional"):
+                found.append((kind, str(source.get(key))))
+    return found
 
 
 def mount_claim(cluster: Cluster, stored: Object, claim_name: str, pool: NodePool) -> VolumeFacts | str:
@@ -50,6 +86,8 @@ def mount_claim(cluster: Cluster, stored: Object, claim_name: str, pool: NodePoo
         return (f"MountVolume.MountDevice failed for volume \"{volume['metadata']['name']}\": kubernetes.io/csi: "
                 f"attacher.MountDevice failed to create newCsiDriverClient: driver name {driver} not found in the "
                 "list of registered CSI drivers")
+    if PROVISIONED in (at(volume, "metadata.annotations") or {}):
+        return VolumeFacts(cluster.folder / "disks" / volume["metadata"]["name"], takes_fs_group=True)
     return cluster.cloud.volume(volume, pool)
 
 
@@ -76,9 +114,12 @@ def path_trouble(cluster: Cluster, stored: Object, path: str, pool: NodePool, *,
         return cluster.cloud.access_error(path, write=write, namespace=space, service_account=account, pod=stored)
     found = volume_of_path(cluster, stored, path, pool)
     if found is None:
-        return ""
+        return "" if write or _is_on_other_volume(spec, path) else (
+            f"there is no manifest.json in {path}: no volume of the pod is mounted there")
     facts, below = found
     target = facts.folder / below
+    if write and any(Path(path).is_relative_to(root) for root in cluster.full_paths):
+        return f"OSError: [Errno 28] No space left on device: '{path}'"
     if write:
         return "" if may_write(facts, spec) else f"PermissionError: [Errno 13] Permission denied: '{path}'"
     return "" if target.exists() else f"{path}: no such file or directory"
@@ -98,6 +139,13 @@ def volume_of_path(cluster: Cluster, stored: Object, path: str, pool: NodePool) 
                     below = Path(str(mount.get("subPath") or "")) / Path(path).relative_to(root)
                     return facts, str(below)
     return None
+
+
+def _is_on_other_volume(spec: Mapping[str, Any], path: str) -> bool:
+    """Return whether a path is on a volume that has content without a claim."""
+    filled = {str(one.get("name")) for one in rows(spec, "volumes") if {"csi", "hostPath", "nfs"} & set(one)}
+    return any(str(mount.get("name")) in filled and Path(path).is_relative_to(str(mount.get("mountPath")))
+               for container in rows(spec, "containers") for mount in rows(container, "volumeMounts"))
 
 
 def _claims(stored: Object) -> list[str]:

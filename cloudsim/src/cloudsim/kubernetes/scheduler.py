@@ -35,7 +35,7 @@ def pool_that_fits(cluster: Cluster, pod: Object) -> tuple[NodePool | None, str]
             continue
         space = {name: quantity(str(amount)) or 0.0 for name, amount in pool.allocatable.items()}
         labels = cluster.labels(Node("new", pool.name, 0.0))
-        misfits = [*_taints(pool, pod), *_labels(labels, pod), *_lacks(space, requests(pod))]
+        misfits = [*find_taint(pool, pod), *_labels(labels, pod), *_lacks(space, requests(pod))]
         if not misfits:
             return pool, ""
         reasons.update(misfits)
@@ -70,7 +70,7 @@ def claim_error(cluster: Cluster, pod: Object) -> str:
 
 def _misfits(cluster: Cluster, pod: Object, node: Node) -> list[str]:
     labels = cluster.labels(node)
-    if found := [*_taints(cluster.pools[node.pool], pod), *_labels(labels, pod)]:
+    if found := [*find_taint(cluster.pools[node.pool], pod), *_labels(labels, pod)]:
         return found
     placed = [one for one in cluster.of_kind("Pod") if at(one, "spec.nodeName") == node.name
               and at(one, "status.phase") not in ("Succeeded", "Failed")]
@@ -85,7 +85,8 @@ def _misfits(cluster: Cluster, pod: Object, node: Node) -> list[str]:
     return _lacks(space, requests(pod))
 
 
-def _taints(pool: NodePool, pod: Mapping[str, Any]) -> list[str]:
+def find_taint(pool: NodePool, pod: Mapping[str, Any]) -> list[str]:
+    """Return the scheduler's message about the first taint that a pod does not tolerate, or nothing."""
     tolerations = rows(pod, "spec.tolerations")
     for taint in pool.taints:
         if taint.get("effect") not in ("NoSchedule", "NoExecute"):

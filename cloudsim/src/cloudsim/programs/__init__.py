@@ -8,11 +8,12 @@ from cloudsim.programs.torchx import TorchX
 from cloudsim.state import Refusal
 
 LIMIT_S = 72 * 3600.0
+QUIET_S = 5 * 3600.0  # Longer than the scripts wait for anything: a queue may hold a job back for four hours.
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 class Sleep:
-    """Advances the clock instead of waiting, and stops a script that has waited for three days."""
+    """Advances the clock instead of waiting, and stops a script that waits for something that never comes."""
 
     name = "sleep"
     answered_by: AnsweredBy = "stand-in"
@@ -27,6 +28,9 @@ class Sleep:
                 self._account.clock.advance(float(word.rstrip("smhd")) * _UNITS[unit])
             except ValueError:
                 raise Refusal(f"sleep: invalid time interval ‘{word}’") from None
+        if self._account.quiet_s() > QUIET_S:
+            raise Refusal(f"sleep: stopped: nothing in the account has changed for {QUIET_S / 3600:g} hours, and "
+                          "nothing will")
         if self._account.clock.now > LIMIT_S:
             raise Refusal("sleep: stopped: the script has waited for three days of the account's clock")
         return ""

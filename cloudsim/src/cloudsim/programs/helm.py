@@ -1,7 +1,12 @@
 """`helm`: repositories, and charts that install Deployments, DaemonSets and kinds in the current cluster."""
 
-from collections.abc import Callable
+import json
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
+
+import yaml
 
 from cloudsim.account import Account, AnsweredBy, Call
 from cloudsim.grammar import ParsedCommand, load_grammar
@@ -65,9 +70,7 @@ class Helm:
                 self._check_owner(cluster, release, space, name)
         elif command.name == "install":
             raise Refusal("Error: INSTALLATION FAILED: cannot re-use a name that is still in use")
-        values = [*(command["--set"] or []), *(command["--set-json"] or []), *(command["--values"] or [])]
-        tolerates = not release.is_intolerant or any("tolerations" in one for one in values)
-        install(cluster, release, space, owner={OWNER: "Helm", RELEASE: name}, tolerates=tolerates)
+        install(cluster, release, space, owner={OWNER: "Helm", RELEASE: name}, values=_values(command))
         self._installed[key] = release
         if command["--wait"]:
             cluster.advance(release.takes_s)
@@ -80,9 +83,12 @@ class Helm:
             raise Refusal(f"Error: repo {alias} not found")
         for one in releases():
             if one.chart and one.chart["repository"].rstrip("/") == url.rstrip("/") and one.chart["name"] == name:
+                version = command.text("--version")
+                if version and one.versions and not re.fullmatch(one.versions, version):
+                    break
                 return one
         raise Refusal(f'Error: chart "{name}" matching {command.text("--version")} not found in {alias} index. '
-                      "(try 'helm repo update'): no chart name found")
+                      f"(try 'helm repo update'): no chart version found for {name}-{command.text('--version')}")
 
     def _check_owner(self, cluster: Cluster, release: Release, space: str, name: str) -> None:
         for kind, names in (("Deployment", release.deployments), ("DaemonSet", release.daemon_sets)):
@@ -123,3 +129,30 @@ class Helm:
         if key not in self._installed:
             raise Refusal("Error: release: not found")
         return f"NAME: {key[2]}\nSTATUS: deployed\n"
+
+
+def _values(command: ParsedCommand) -> dict[str, Any]:
+    """Return the values of all files, then those of flags."""
+    found: dict[str, Any] = {}
+    for text in command["--values"] or []:
+        try:
+            given = yaml.safe_load(text) or {}
+        except yaml.YAMLError as error:
+            raise Refusal(f"Error: failed to parse values: error converting YAML to JSON: {error}") from error
+        if not isinstance(given, dict):
+            raise Refusal("Error: failed to parse values: error unmarshaling JSON: it is no map")
+        found = _merged(found, given)
+    for flag, read in (("--set", yaml.safe_load), ("--set-json", json.loads)):
+        for one in command[flag] or []:
+            path, _, text = one.partition("=")
+            value: Any = read(text)
+            for name in reversed(re.split(r"(?<!\\)\.", path)):
+                value = {name.replace("\\.", "."): value}
+            found = _merged(found, value)
+    return found
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    both = {name: _merged(old[name], value) if isinstance(value, Mapping) and isinstance(old.get(name), Mapping)
+            else value for name, value in new.items()}
+    return {**old, **both}

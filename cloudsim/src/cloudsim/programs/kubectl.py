@@ -1,6 +1,8 @@
 """`kubectl`: parses its arguments and answers from the current cluster."""
 
 import json
+import re
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any
 
@@ -8,15 +10,17 @@ import yaml
 
 from cloudsim.account import Account, AnsweredBy, Call
 from cloudsim.grammar import ParsedCommand, load_grammar
-from cloudsim.kubernetes.admission import apply, install, refuse_client_side, release_at
+from cloudsim.kubernetes.admission import admit, apply, install, refuse_client_side, release_at
 from cloudsim.kubernetes.cluster import Cluster, Object
 from cloudsim.kubernetes.json_path import find
 from cloudsim.kubernetes.kinds import ObjectKind
 from cloudsim.programs.kubectl_output import is_selected, node_object, show
 from cloudsim.state import Refusal
-from embark.kubernetes.objects import at
+from embark.kubernetes.objects import at, rows
 
+AUTOSCALER = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status"
 STEP_S = 15.0  # The interval at which `kubectl wait` and `logs --follow` look.
+POLL_S = 60.0  # The time that passes before a program asks word for word what it has just asked.
 
 
 class Kubectl:
@@ -26,6 +30,7 @@ class Kubectl:
     def __init__(self, account: Account) -> None:
         self._account = account
         self._grammar = load_grammar("kubectl")
+        self._asked: dict[tuple[str, ...], float] = {}  # Maps the words of a `get` to the time of its last answer.
 
     def run(self, call: Call) -> str:
         command = self._grammar.parse(call.words)
@@ -40,7 +45,7 @@ class Kubectl:
                     "wait": self._wait, "logs": self._logs, "annotate": self._mark, "label": self._mark,
                     "patch": self._patch, "describe": self._describe, "events": self._get, "rollout": self._rollout,
                     "cluster-info": self._info, "scale": self._scale, "auth": self._may, "top": self._top,
-                    "api-resources": self._kinds}
+                    "api-resources": self._kinds, "port-forward": self._forward}
         if name not in handlers:
             raise Refusal(f"error: kubectl {command.name} is not modelled by the simulated account")
         return handlers[name](command, call)
@@ -71,8 +76,26 @@ class Kubectl:
         return f"Kubernetes control plane is running: {self._cluster(command).name}\n"
 
     def _may(self, command: ParsedCommand, call: Call) -> str:
-        self._cluster(command)
+        part = command.text("--subresource")
+        words = " ".join(command.positionals["WORDS"]) + (f"/{part}" if part else "")
+        if words in self._cluster(command).denied:
+            raise Refusal("", out="no\n")
         return "yes\n"
+
+    def _raw(self, cluster: Cluster, path: str) -> str:
+        """Answer the paths by which a client discovers the API."""
+        if path == "/version":
+            major, minor = cluster.version.split(".")[:2]
+            return json.dumps({"major": major, "minor": minor, "gitVersion": f"v{cluster.version}.0"})
+        if path == AUTOSCALER and any(pool.max_nodes for pool in cluster.pools.values()):
+            return json.dumps({"kind": "ConfigMap", "data": {"status": "Healthy"}})
+        version = path.removeprefix("/apis/").removeprefix("/api/")
+        group, _, number = version.rpartition("/")
+        found = [{"name": one.plural, "kind": one.kind, "namespaced": one.is_namespaced} for one in cluster.kinds()
+                 if one.group == group and number in one.versions]
+        if not found:
+            raise Refusal("Error from server (NotFound): the server could not find the requested resource")
+        return json.dumps({"kind": "APIResourceList", "groupVersion": version, "resources": found})
 
     def _top(self, command: ParsedCommand, call: Call) -> str:
         self._cluster(command)
@@ -115,6 +138,9 @@ class Kubectl:
     def _create(self, command: ParsedCommand, call: Call) -> str:
         cluster, space = self._cluster(command), command.text("--namespace", "default")
         words = command.path[1:]
+        if not words and command.text("--dry-run") == "server":
+            return "".join(f"{admit(cluster, thing, name, command.text('--namespace'))}\n"
+                           for name in command["--filename"] or [] for thing in _documents(call, name))
         if not words:
             return "".join(f"{apply(cluster, thing, name, command.text('--namespace'), create=True)}\n"
                            for name in command["--filename"] or [] for thing in _documents(call, name))
@@ -126,7 +152,8 @@ class Kubectl:
             for one in command["--from-file"] or []:
                 name, _, path = one.rpartition("=")
                 values[name or path.rpartition("/")[2]] = call.read(path)
-            thing["data" if kind == "ConfigMap" else "stringData"] = values
+            thing["data"] = values if kind == "ConfigMap" else {
+                key: b64encode(value.encode()).decode() for key, value in values.items()}
         if command.text("--dry-run", "none") in ("client", ""):
             return yaml.safe_dump(thing)
         if kind != "Namespace":
@@ -198,6 +225,12 @@ class Kubectl:
     def _get(self, command: ParsedCommand, call: Call) -> str:
         cluster = self._cluster(command)
         words = list(command.positionals["WORDS"])
+        if self._asked.get(call.words) == cluster.clock.now:
+            # Who asks again has waited in between, without a program of this account.
+            cluster.advance(POLL_S)
+        self._asked[call.words] = cluster.clock.now
+        if command["--raw"]:
+            return self._raw(cluster, command.text("--raw"))
         if command.path[0] == "events":
             words = ["events"]
         found = _find_objects(cluster, words, command)
@@ -247,13 +280,43 @@ class Kubectl:
             ready = cluster.ready_at.get((kind.key, space, name), 0.0)
             cluster.advance(max(0.0, ready - cluster.clock.now))
             found = _need(cluster, kind, space, name)
-            until = cluster.clock.now + float(at(found, "spec.progressDeadlineSeconds") or 600)
-            while "readyReplicas" in (status := found.get("status") or {}) and \
-                    status["readyReplicas"] < status["replicas"]:
-                if cluster.clock.now > until:
+            until = cluster.clock.now + (_seconds(command.text("--timeout", "0s")) or float("inf"))
+            while rows(status := found.get("status") or {}, "conditions") and not (
+                    status["updatedReplicas"] == status["replicas"] == int(at(found, "spec.replicas") or 1)):
+                if any(one["reason"] == "ProgressDeadlineExceeded" for one in rows(status, "conditions")):
                     raise Refusal(f'error: deployment "{name}" exceeded its progress deadline')
+                if cluster.clock.now >= until:
+                    raise Refusal("error: timed out waiting for the condition")
                 cluster.advance(STEP_S)
         return "successfully rolled out\n"
+
+    def _forward(self, command: ParsedCommand, call: Call) -> str:
+        """Return the words for `cloudsim.forward`: the reader's port, that of the container, and the one on which the
+        server of the pod answers here."""
+        cluster, space = self._cluster(command), command.text("--namespace", "default")
+        name, ports = command.positionals["WORDS"]
+        mine, _, there = str(ports).partition(":")
+        [(kind, space, name)] = _named(cluster, command, [name])
+        found, target = _need(cluster, kind, space, name), there or mine
+        pods = [found]
+        if kind.key == "Service":
+            row = next((one for one in rows(found, "spec.ports") if target in (str(one.get("port")), one.get("name"))),
+                       None)
+            if row is None:
+                raise Refusal(f"error: Service {name} does not have a service port {target}")
+            target = str(row.get("targetPort") or row["port"])
+            wanted = ",".join(f"{key}={value}" for key, value in (at(found, "spec.selector") or {}).items())
+            pods = [one for one in cluster.of_kind("Pod", space) if is_selected(one, wanted)]
+        here = next(filter(None, (cluster.servers.port(space, one["metadata"]["name"]) for one in pods)), 0)
+        containers = rows(pods[0], "spec.containers") if pods else []
+        numbers = [str(port["containerPort"]) for one in containers for port in rows(one, "ports")
+                   if target in (port.get("name"), str(port["containerPort"]))]
+        if containers and not numbers:
+            raise Refusal(f"error: lost connection to pod: {name} leads to port {target}, connection refused: no "
+                          "container has this port")
+        if not here:
+            raise Refusal("error: unable to forward port because pod is not running")
+        return f"{mine} {numbers[0]} {here}"
 
     def _logs(self, command: ParsedCommand, call: Call) -> str:
         cluster, space = self._cluster(command), command.text("--namespace", "default")
@@ -330,8 +393,9 @@ def _merge(thing: Any, patch: Any) -> Any:
 def _meets(cluster: Cluster, thing: Object, condition: str) -> bool:
     kind, _, rest = condition.partition("=")
     if kind == "jsonpath":
-        path, _, wanted = rest.rpartition("=")
-        return wanted in [str(one) for one in find(path.strip("'{}"), thing)]
+        path, _, wanted = rest.partition("}")
+        values = find(path.lstrip("'{"), thing)
+        return wanted.strip("'=") in map(str, values) if "=" in wanted else any(values)
     name, _, wanted = rest.partition("=")
     key = (thing["kind"], thing["metadata"].get("namespace", ""), thing["metadata"]["name"])
     if key in cluster.ready_at and name.lower() == "available":
@@ -370,13 +434,18 @@ def _find_objects(cluster: Cluster, words: list[str], command: ParsedCommand, *,
         raise Refusal("error: You must specify the type of resource to get.")
     if len(words) == 1 and "/" not in words[0]:
         kinds = [_find_kind(cluster, word) for word in words[0].split(",")]
+        for kind in kinds:
+            if f"list {kind.plural}" in cluster.denied:
+                raise Refusal(f'Error from server (Forbidden): {kind.plural} is forbidden: User "you" cannot list '
+                              f'resource "{kind.plural}" in API group "{kind.group}"')
         found = [one for kind in kinds for one in _all_objects(cluster, kind, space)]
         selector = command.text("--selector")
         fields = command.text("--field-selector")
         found = [one for one in found if is_selected(one, selector)]
         for part in filter(None, fields.split(",")):
-            name, _, value = part.replace("==", "=").partition("=")
-            found = [one for one in found if value in [str(each) for each in find(f".{name}", one)]]
+            name, sign, value = re.fullmatch(r"([^!=]+)(!=|==?)(.*)", part).groups()  # type: ignore[union-attr]
+            found = [one for one in found
+                     if (value in [str(each) for each in find(f".{name}", one)]) == (sign != "!=")]
         return found
     things = []
     for kind, where, name in _named(cluster, command, words):

@@ -8,10 +8,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from embark.data import LOOK
 from embark.data.export.id_values import TableValues, no_values, read_values
 from embark.data.export.parquet_files import ROW_GROUP_BYTES, ParquetFiles, choose_tables, targets, write_parquet
-from embark.data.prepared.cache import find_manifest
+from embark.data.kept_maps import find_id_maps
 from embark.errors import UserError
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import TrainedRun, find_trained
@@ -60,11 +59,10 @@ def _values(trained: TrainedRun, names: Sequence[str]) -> dict[str, TableValues]
     why = {"columns": "they are those of the data itself", "interactions": "they are those of the data itself",
            "synthetic": "synthetic ids stand for nothing"}.get(data.kind)
     if why is None:
-        manifest, why = find_manifest(data.path, LOOK)
-        is_same = manifest is not None and trained.fingerprint in ("", manifest.fingerprint())
-        if manifest is not None and is_same and not trained.spec.model.has_dynamic_tables:
-            return read_values(data.path, manifest, names)
-        why = f"the id maps are with the run's data, {data.path}: " + (why or "it was changed or prepared again since")
+        found = find_id_maps(trained.run_dir.uri, trained.spec, trained.fingerprint)
+        if found.manifest is not None and not trained.spec.model.has_dynamic_tables:
+            return read_values(found.path, found.manifest, names)
+        why = f"the id maps are with the run's data, {data.path}: {found.why}"
     dynamic = {table.name for table in trained.spec.model.stored_tables() if table.is_dynamic}
     of_dynamic = "they are rows of a dynamic table, and `embark export` writes which id has which"
     return {name: no_values(name, rows[name], of_dynamic if name in dynamic else why) for name in names}

@@ -24,6 +24,7 @@ from embark.data.stream.records import Message, Row, StreamReader, StreamStopped
 from embark.data.stream.usable import DeadLetters, RowCheck, parsed
 from embark.data.task_labels import task_labels
 from embark.errors import DataError, UserError
+from embark.events.heartbeat import beat
 from embark.features.arrow.row_parser import Location, RowParser, json_column
 from embark.features.encoding import RowEncoder, plain_row_format
 from embark.features.rows import RawRows
@@ -57,6 +58,7 @@ class StreamSource:
         self._tables = spec.model.table_list()
         self._id_dtype = np.int64 if spec.model.has_dynamic_tables else np.int32
         schema, prepare, self._encoder, self._fingerprint = _row_format(spec)
+        beat()
         self._parser = RowParser(schema, prepare)
         label_parser = RowParser(replace(schema, dense=(), sparse=(), times=()), prepare)
         label = spec.data.label
@@ -140,6 +142,7 @@ class StreamSource:
 
     def trained(self, step: int) -> None:
         """Forget the states before a step."""
+        beat()
         position = step * self._batch_size
         for old in [one for one in list(self._states) if one < position]:
             del self._states[old]
@@ -220,6 +223,7 @@ class StreamSource:
     def _wait_for(self, reader: StreamReader, partition: str) -> list[Message]:
         began_s, has_warned = time.monotonic(), False
         while True:
+            beat()
             self._acknowledge_now(reader)
             if found := reader.poll(partition, POLL_S):
                 return found

@@ -10,6 +10,7 @@ import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,8 +22,8 @@ from embark.launch.shell import CommandResult, Shell
 from embark.launch.supervisor_client import Host, ssh_words
 from embark.render.clouds import aws, azure, gcp
 from embark.render.job import Job
+from embark.render.shell_text import LOGINS, Step, substitute
 from embark.render.shell_text import Shell as ShellText
-from embark.render.shell_text import Step, substitute
 from embark.store import write_atomic
 
 CHANGE_S = 1200.0  # Limit of a command that creates or deletes something: some return only when it is done.
@@ -102,7 +103,7 @@ class CloudCommands:
                 raise UserError(error.what, fix=where) from error
         if not (done := self.ask("identity")).is_ok:
             said = to_one_line(done.err)[:300] or "nobody is logged in"
-            raise UserError(f"{self.name}: {said}", fix=self.table["login"])
+            raise UserError(f"{self.name}: {said}", fix=LOGINS[self.name]["fix"])
 
 
 class Cloud(CloudCommands, ABC):
@@ -262,11 +263,12 @@ class Azure(Cloud):
 
     @staticmethod
     def settings(job: Job) -> dict[str, str]:
-        """EMBARK_SSH_FROM names the addresses that port 22 is open to, as Azure writes them; unset, all."""
-        found = from_environment(RESOURCE_GROUP=f"embark-{job.name}", VM_IMAGE=azure.IMAGE, EMBARK_SSH_FROM="*")
+        """EMBARK_SSH_FROM names the addresses that port 22 is open to, as Azure writes them; unset, this machine's."""
+        found = from_environment(RESOURCE_GROUP=f"embark-{job.name}", VM_IMAGE=azure.IMAGE, EMBARK_SSH_FROM="")
         return {**found, "LOCATION": job.location.region, "STORAGE_ACCOUNT": job.spec.place.storage_account}
 
     def steps(self) -> list[Step]:
+        self.values["EMBARK_SSH_FROM"] = self.values["EMBARK_SSH_FROM"] or self._own_address()
         return [*azure.network_steps(self.job, self.location), Step("", (table_words("azure", "allow_ssh"),))]
 
     def machines(self) -> list[Machine]:
@@ -283,9 +285,11 @@ class Azure(Cloud):
         rank, words = str(index), azure.grant_words(self.job)
         given = ("--ssh-key-values", str(self.folder / "key.pub"))
         self.change(azure.start_words(self.job, self.location, given), rank=rank)
+        principal = self.ask(words.principal, rank=rank).out.strip() or "PRINCIPAL"
+        self.change(words.itself, principal=principal,
+                    machine=self.ask(words.machine, rank=rank).out.strip() or "MACHINE")
         if not words.grants:
             return
-        principal = self.ask(words.principal, rank=rank).out.strip() or "PRINCIPAL"
         account = self.ask(words.account).out.strip() or "ACCOUNT"
         for grant in words.grants:
             self.change(grant, principal=principal, account=account)
@@ -297,6 +301,17 @@ class Azure(Cloud):
 
     def _is_there(self) -> bool:
         return self.ask("group").is_ok
+
+    def _own_address(self) -> str:
+        """Return the address by which the internet sees this machine; Azure itself does not tell it."""
+        if self.shell.is_dry:
+            return "YOUR_ADDRESS"
+        found = self.ask("own_address").out.strip()
+        try:
+            return str(ip_address(found))
+        except ValueError:
+            raise UserError("the public address of this machine is not known, and ssh is opened to no other",
+                            fix="set EMBARK_SSH_FROM to it, or to a range such as 203.0.113.0/24") from None
 
 
 class Gcp(Cloud):
@@ -359,7 +374,7 @@ def command_error(cloud: str, done: CommandResult) -> EmbarkError:
     said = to_one_line(done.err or done.out)[-400:]
     if done.has_timed_out:
         return Fault(f"{cloud} did not answer in time: {said}", fix="embark status checks again")
-    known = explain("cloud", done.err, login=TABLE[cloud]["login"])
+    known = explain("cloud", done.err, login=LOGINS[cloud]["fix"])
     if known:
         return UserError(f"{cloud}: {known[0].text} ({said})", fix=known[0].fix)
     return Fault(f"{cloud}: {said or f'exit code {done.code}'}", fix="see the cloud's own message")

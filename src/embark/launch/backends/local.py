@@ -17,6 +17,8 @@ from embark.launch.backend import (
     Resource,
     RunHandle,
     Status,
+    absolute_run_uri,
+    file_reader,
     split_rank,
     time_ns,
 )
@@ -24,7 +26,7 @@ from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
 from embark.launch.supervisor_client import PROGRAM, SupervisorState, job_json, status_of
 from embark.spec import RunSpec, to_toml
-from embark.store import run_uri, write_atomic
+from embark.store import write_atomic
 from embark.store.run_dir import SPEC
 
 GRACE_S = 120.0
@@ -42,9 +44,7 @@ class Local(LaunchBackend):
             "folder": str(registry_dir() / "local" / spec.name), "num_ranks": num_ranks, "cwd": str(Path.cwd()),
             "grace_s": int(spec.place.grace_s or GRACE_S),
         }
-        root = spec.store.root
-        uri = run_uri(root if "://" in root else str(Path(root).expanduser().absolute()), spec.name)
-        return RunHandle(name=spec.name, backend="local", where=where, run_uri=uri,
+        return RunHandle(name=spec.name, backend="local", where=where, run_uri=absolute_run_uri(spec),
                          title=f"{spec.name} on this machine: {pluralize(num_ranks, 'rank')}")
 
     def check(self, request: LaunchRequest) -> None:
@@ -83,25 +83,7 @@ class Local(LaunchBackend):
                        reason="its process is gone without an exit code: killed, or rebooted")
 
     def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
-        path, offset = handle.folder / supervisor.LOG, 0
-
-        def read() -> Iterator[LogLine]:
-            nonlocal offset
-            if not path.is_file():
-                return
-            try:
-                file = path.open("rb")
-            except OSError as error:
-                raise UserError(f"{path}: {error.strerror}", fix="let this user read it") from None
-            with file:
-                file.seek(offset)
-                for raw in file:
-                    if not raw.endswith(b"\n"):  # it is being written
-                        return
-                    offset += len(raw)
-                    yield self._line(raw.rstrip(b"\n"))
-
-        return read
+        return file_reader(handle.folder / supervisor.LOG, self._line)
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         """Send SIGTERM, on which the trainer saves and ends."""

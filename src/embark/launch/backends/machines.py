@@ -26,6 +26,7 @@ from embark.launch.backend import (
 from embark.launch.run_registry import run_outcome
 from embark.launch.supervisor_client import Host, LogPosition, SupervisorClient, names_of
 from embark.render.job import Job, make_job
+from embark.render.targets.vm_node import OFF_DELAY_S
 from embark.spec import load_spec, to_toml
 from embark.store import write_atomic
 from embark.store.run_dir import SPEC
@@ -33,6 +34,11 @@ from embark.store.run_dir import SPEC
 RUN_FOLDER = "/var/lib/embark-run"  # The folder on the machine with the job's files and the log.
 SUBMITTED = "submitted.json"
 STOP_MARGIN_S = 20.0  # Beyond the grace period, since the end of the last rank is noticed by polling.
+
+
+def end_later() -> tuple[str, ...]:
+    """Return the command that ends a machine some time after its run, by the `off.sh` beside the job."""
+    return ("systemd-run", "--unit=embark-off", f"--on-active={OFF_DELAY_S}", f"{RUN_FOLDER}/off.sh")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ from embark.catalog import load_catalog
 from embark.formatting import to_one_line
 from embark.launch.backend import LaunchRequest, Resource, RunHandle, Status
 from embark.launch.backends.clouds import CloudCommands, from_environment, gcp_project
-from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend
+from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend, end_later
 from embark.launch.run_registry import registry_dir
 from embark.launch.supervisor_client import Host, SupervisorState, job_json, names_of, pack_files, status_of
 from embark.render.clouds.gcp import account_steps
 from embark.render.job import Job, make_job
 from embark.render.shell_text import script
 from embark.render.targets import tpu_vm
-from embark.render.targets.vm_node import STATE
+from embark.render.targets.vm_node import STATE, off_program
 from embark.render.wheel import upload_words, wheel_file
 from embark.spec import RunSpec
 from embark.store import write_atomic
@@ -120,7 +120,8 @@ def startup_script(job: Job) -> str:
     and trains."""
     start = script("Sets this host up and trains.", *tpu_vm.setup_parts(job),
                    f"cd {STATE}\nexec " + " ".join(tpu_vm.train_words()))
-    files = {"start.sh": start, "job.json": job_json([f"{RUN_FOLDER}/start.sh"], env=tpu_vm.environment(job), cwd="/")}
+    files = {"start.sh": start, "off.sh": off_program(job), "job.json": job_json(
+        [f"{RUN_FOLDER}/start.sh"], env=tpu_vm.environment(job), cwd="/", after=end_later())}
     return script(f"Every host of {job.name}: its job, and the supervisor that runs it.",
                   f"mkdir -p {RUN_FOLDER}\nbase64 -d <<'END' | tar -xzf - -C {RUN_FOLDER}\n{pack_files(files)}\nEND",
                   f"exec python3 {RUN_FOLDER}/supervisor.py start {RUN_FOLDER}")

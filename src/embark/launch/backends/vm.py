@@ -11,7 +11,7 @@ from embark.catalog import load_catalog
 from embark.formatting import format_usd, pluralize
 from embark.launch.backend import LaunchRequest, Replica, Resource, RunHandle, Status
 from embark.launch.backends.clouds import CLOUDS, Cloud, Machine
-from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend, submitted_s
+from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend, end_later, submitted_s
 from embark.launch.run_registry import registry_dir
 from embark.launch.supervisor_client import (
     Host,
@@ -27,12 +27,11 @@ from embark.render.command import SPEC_PATH
 from embark.render.job import Job, make_job
 from embark.render.pod import config_data
 from embark.render.shell_text import quote, script
-from embark.render.targets.vm_node import node_program, refuse_volume, setup_program
+from embark.render.targets.vm_node import node_program, off_program, refuse_volume, setup_program
 from embark.render.wheel import wheel_bytes, wheel_name
 from embark.spec import RunSpec
 
 READY = "/run/embark-ready"  # Gone after a reboot, and with it what was on the machine's own disks.
-POWER_OFF = ("shutdown", "--poweroff", "+30")  # Half an hour to read the logs, without paying all night.
 
 
 class Vm(MachinesBackend):
@@ -179,7 +178,8 @@ def machine_files(job: Job, index: int, master: str) -> Mapping[str, str | bytes
     return {
         **config, **({} if job.spec.place.image else {wheel_name(): wheel_bytes()}),
         "setup.sh": setup_program(job, wheels=RUN_FOLDER), "node.sh": node_program(job, identity), "start.sh": start,
-        "job.json": job_json([f"{RUN_FOLDER}/start.sh"], cwd="/", after=POWER_OFF),
+        "off.sh": off_program(job),
+        "job.json": job_json([f"{RUN_FOLDER}/start.sh"], cwd="/", after=end_later()),
     }
 
 

@@ -13,7 +13,7 @@ from embark.lint.edits import replace_within
 from embark.lint.manifests import Manifests, Setting, settings
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits, Rule
-from embark.lint.rules import aws_azure, files, following, gcp, jobs, kubeflow, rendezvous, serving
+from embark.lint.rules import aws_azure, files, following, gcp, jobs, kubeflow, rendezvous, serving, slurm
 from embark.lint.shell import Command
 
 SUBJECTS: dict[str, Callable[[Manifests], Iterable[Any]]] = {
@@ -27,6 +27,7 @@ SUBJECTS: dict[str, Callable[[Manifests], Iterable[Any]]] = {
     "gke_pool": gcp.node_pools, "pool": gcp.vertex_pools, "text": gcp.texts, "pins": files.pins,
     "image": files.training_images, "torchx": kubeflow.torchx_runs, "served_job": rendezvous.jobs_with_services,
     "own_job": rendezvous.own_jobs, "server": serving.servers, "follower": following.followers,
+    "batch": slurm.batch_scripts,
 }
 
 
@@ -54,7 +55,7 @@ def setting_is(setting: Setting, *, name: str, value: str = ".*", only: str = ""
         yield Hit(setting, says.format(setting=setting))
 
 
-_CHECKS = {name: check for module in (aws_azure, files, following, gcp, jobs, kubeflow, rendezvous, serving)
+_CHECKS = {name: check for module in (aws_azure, files, following, gcp, jobs, kubeflow, rendezvous, serving, slurm)
            for name, check in vars(module).items()} | globals()
 
 

@@ -9,11 +9,11 @@ from embark.kubernetes.yaml_nodes import Node, Span
 from embark.lint.edits import set_key, set_scalar
 from embark.lint.manifests import Manifests, Setting, TrainingJob
 from embark.lint.read import Document
-from embark.lint.rule import Hit, Hits
+from embark.lint.rule import Hit, Hits, Located
 from embark.lint.shell import Command
 
-OLDEST_EKS = (1, 31)  # The oldest that EKS supports at all, as of 2026-11.
-DEFAULT_EKS = "1.34"
+_CREATE = {"eks": ("eksctl create cluster", "aws eks create-cluster"), "aks": ("az aks create",)}
+_VERSION_FLAGS = ("--version", "--kubernetes-version", "-k")
 EFA = "vpc.amazonaws.com/efa"
 _NOT_WITH_EFA = {
     "FI_PROVIDER": "libfabric finds EFA by itself",
@@ -22,20 +22,52 @@ _NOT_WITH_EFA = {
 }
 
 
-def old_eks(manifests: Manifests) -> Hits:
-    found: list[tuple[str, Span]] = []
+def old_kubernetes(manifests: Manifests, *, product: str) -> Hits:
+    support = manifests.catalog.support
+    known = [name for name in support if name.startswith(f"{product}-")]  # the oldest first
+    for name, location in kubernetes_versions(manifests):
+        is_refused = support[name].is_refused(manifests.today) if name in support else name < known[0]
+        if name.startswith(f"{product}-") and is_refused:
+            yield Hit(location, f"a cluster of {name} cannot be created any more", f"{known[-1]} or newer")
+
+
+def support_ends(manifests: Manifests) -> Hits:
+    """Support ends of a version that a file names, or its project does not support it on the cluster's Kubernetes."""
+    support, clusters = manifests.catalog.support, list(kubernetes_versions(manifests))
+    for name, where in (*clusters, *operator_versions(manifests)):
+        found = support.get(name)
+        if found and not found.is_refused(manifests.today) and (notice := found.notice(manifests.today)):
+            yield Hit(where, notice)
+        for cluster in {one.rpartition("-")[2] for one, _ in clusters}:
+            if found and found.kubernetes and _number(cluster) > _number(found.kubernetes):
+                yield Hit(where, f"{found.title} supports Kubernetes up to {found.kubernetes}, and the cluster's is "
+                          f"{cluster}")
+
+
+def operator_versions(manifests: Manifests) -> Iterator[tuple[str, Located]]:
+    """Yield each version in the catalog that a command installs or an image has."""
+    texts: list[tuple[str, Located]] = [(" ".join(command.argv), command) for command in manifests.commands]
+    texts += [(one.node["image"].text, one) for pod in manifests.pods for one in pod.containers]
+    for name, one in manifests.catalog.support.items():
+        pattern = rf"(^|[ /]){re.escape(one.named)}(.*[ /=v])?{re.escape(name.rpartition('-')[2])}\b"
+        yield from ((name, where) for text, where in texts if one.named and re.search(pattern, text))
+
+
+def _number(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
+
+
+def kubernetes_versions(manifests: Manifests) -> Iterator[tuple[str, Span]]:
+    """Yield each version that a file creates a cluster with, as the catalog names it: `eks-1.35`."""
+    found = [("eks", node.text, node.location) for document in manifests.of_kind("ClusterConfig")
+             if (node := document.at("metadata.version"))]
     for command in manifests.commands:
-        if command.begins("eksctl create cluster") or command.begins("aws eks create-cluster"):
-            version = command.flag("--version", "--kubernetes-version")
-            found += [(version, command.value_location("--version", "--kubernetes-version"))] if version else []
-    for document in manifests.of_kind("ClusterConfig"):
-        node = document.at("metadata.version")
-        found += [(node.text, node.location)] if node else []
-    for version, location in found:
-        match = re.fullmatch(r"(\d+)\.(\d+)", version)
-        if match and (int(match[1]), int(match[2])) < OLDEST_EKS:
-            yield Hit(location, f"Kubernetes {version} left EKS's extended support",
-                      f'version "{DEFAULT_EKS}" or newer')
+        for product, words in _CREATE.items():
+            if any(map(command.begins, words)):
+                found.append((product, command.flag(*_VERSION_FLAGS) or "", command.value_location(*_VERSION_FLAGS)))
+    for product, version, location in found:
+        if match := re.match(r"\d+\.\d+", version):
+            yield f"{product}-{match[0]}", location
 
 
 def device_plugin_moved(command: Command) -> Hits:

@@ -1,6 +1,8 @@
 """EMB95x: does a deployment that follows a stream train each record once, and serve what it publishes?"""
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from embark.kubernetes.pods import embark_words
 from embark.kubernetes.yaml_nodes import Node
@@ -58,7 +60,9 @@ def retention_below_checkpoints(document: Document) -> Hits:
 
 
 def server_follows_another_place(server: Container, pod: PodTemplate, manifests: Manifests) -> Hits:
-    uris = set(_published(manifests))
+    """Another folder is another deployment."""
+    folder = pod.document.location.source.path.parent
+    uris = {uri for home, uri in _published(manifests) if home == folder}
     artifact = next((node for node, before in zip(server.argv_nodes[1:], server.argv_nodes, strict=False)
                      if before.text == "serve"), None)
     if uris and artifact and artifact.text.rstrip("/") not in uris:
@@ -66,18 +70,28 @@ def server_follows_another_place(server: Container, pod: PodTemplate, manifests:
                   f"{', '.join(sorted(uris))}", f"embark serve {min(uris)}")
 
 
-def _published(manifests: Manifests) -> Iterator[str]:
-    """Yield the URIs that the publishers publish to, as far as the files say."""
+def broker_without_token(pod: PodTemplate, manifests: Manifests) -> Hits:
+    mounted = [volume.at("configMap.name").text for volume in pod.spec["volumes"]]
+    files = [str(one["data"].texts) for one in manifests.of_kind("ConfigMap") if one.name in mounted]
+    for container in pod.containers:
+        if re.search(r"(^|/)nats:", container.node["image"].text) and not re.search(
+                r"authorization|accounts|--auth|--user", " ".join([*container.argv, *files])):
+            yield Hit(container)
+
+
+def _published(manifests: Manifests) -> Iterator[tuple[Path, str]]:
+    """Yield the URIs that the publishers publish to, as far as the files say, each with the publisher's folder."""
     specs = [spec for document in manifests.of_kind("ConfigMap") for _, spec in _specs(document)]
-    for container, _ in followers(manifests):
-        words = embark_words(container.argv)
+    for container, pod in followers(manifests):
+        folder, words = pod.document.location.source.path.parent, embark_words(container.argv)
         if words[0] != "publish":
             continue
         if "--to" in words[:-1]:
-            yield words[words.index("--to") + 1].rstrip("/")
+            yield folder, words[words.index("--to") + 1].rstrip("/")
             continue
         run = words[1].rstrip("/")
-        yield from (published_uri(spec) for spec in specs if run == f"{spec.store.root.rstrip('/')}/{spec.name}")
+        yield from ((folder, published_uri(spec)) for spec in specs
+                    if run == f"{spec.store.root.rstrip('/')}/{spec.name}")
 
 
 def _retentions(document: Document) -> Iterator[tuple[Node, float]]:

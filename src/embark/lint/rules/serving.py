@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+from embark.kubernetes.names import INSTANCE_TYPE
 from embark.kubernetes.objects import quantity
 from embark.kubernetes.pods import DEFAULT_GRACE_S, embark_words
 from embark.kubernetes.yaml_nodes import NOTHING, Node
@@ -12,11 +13,13 @@ from embark.lint.pods import Container, PodTemplate
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits
 from embark.lint.rules.jobs import GRACE_FIELD
+from embark.render.serving import GIB, versions_gib
 from embark.render.targets.endpoints import ARTIFACT
-from embark.render.targets.serve import PORT, TABLE_BYTES
+from embark.render.targets.serve import PORT, TABLE_BYTES, TOKEN
 from embark.spec.serve import DRAIN_S
 
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
+MONITORS = ("PodMonitor", "PodMonitoring", "ServiceMonitor", "ClusterPodMonitoring")
 _EMBARK = re.compile(r"embark[-_]rec[^\[\s]*(?:\[(?P<extras>[\w, -]*)\])?")
 
 
@@ -69,6 +72,122 @@ def memory_below_tables(server: Container, pod: PodTemplate) -> Hits:
         yield Hit(limit or server, f"the limit is {limit.text}, and the tables take {need / 2**30:.1f} GiB")
 
 
+def surge_without_room(server: Container, pod: PodTemplate, manifests: Manifests) -> Hits:
+    """A rollout waits for a machine that has no replica."""
+    document, machine = pod.document, manifests.catalog.cpu_machines.get(pod.selector.get(INSTANCE_TYPE, ""))
+    strategy = document.at("spec.strategy")
+    most, need = strategy.at("rollingUpdate.maxUnavailable"), quantity(server.amount("memory").text)
+    is_zero = most.text in ("0", "0%") if most else _num_replicas(document, manifests) < 4  # a quarter, rounded down
+    if pod.kind == "Deployment" and strategy["type"].text != "Recreate" and is_zero and machine and need and \
+            machine.allocatable_gib * GIB < 2 * need:
+        yield Hit(most or server, f"a replica fills a {machine.name}, and a rollout starts one before it ends one: it "
+                  "waits for a machine without a replica")
+
+
+def disk_below_versions(server: Container, pod: PodTemplate) -> Hits:
+    limit, tables = server.limits["ephemeral-storage"], quantity(pod.annotations.get(TABLE_BYTES, ""))
+    have = quantity(limit.text) if limit else None
+    if have is not None and tables is not None and have < (need := versions_gib(tables)) * GIB:
+        yield Hit(limit, f"the limit is {limit.text}, and versions take up to {need} GiB", f"{need}Gi")
+
+
+def metric_nobody_serves(document: Document, manifests: Manifests) -> Hits:
+    """No file has what brings the metric to the autoscaler."""
+    if document.kind == "HorizontalPodAutoscaler":
+        for metric in document.at("spec.metrics"):
+            if metric["type"].text in ("Pods", "Object", "External"):
+                yield Hit(metric, "", "scale on cpu; or by KEDA, which serves its metrics itself")
+    if document.kind != "ScaledObject":
+        return
+    for trigger in document.at("spec.triggers"):
+        pods = [pod for _, pod in servers(manifests) if pod.document.name == _target(document)[1]]
+        if trigger["type"].text == "prometheus" and not all(_selectors(pod, manifests, *MONITORS) for pod in pods):
+            yield Hit(trigger, "no PodMonitor or PodMonitoring selects the pods: Prometheus reads no metric of theirs",
+                      "kubectl apply -f serve_metrics.yaml too: embark render writes it")
+
+
+def server_without_token(server: Container) -> Hits:
+    if TOKEN not in server.environment and not server.has_env_from:
+        yield Hit(server)
+
+
+def server_without_policy(server: Container, pod: PodTemplate, manifests: Manifests) -> Hits:
+    if pod.kind != "InferenceService" and not _selectors(pod, manifests, "NetworkPolicy"):
+        yield Hit(server)
+
+
+def exposed_without_tls(document: Document, manifests: Manifests) -> Hits:
+    """A load balancer passes requests and their token in plain text."""
+    wanted, selector = document.at("spec.type"), document.at("spec.selector").texts
+    for server, pod in servers(manifests) if document.kind == "Service" and wanted.text == "LoadBalancer" else ():
+        if pod.document.namespace == document.namespace and selector.items() <= pod.labels.items() and \
+                not any(word.startswith("--tls-cert") for word in server.argv):
+            yield Hit(wanted)
+
+
+def server_may_write(server: Container, pod: PodTemplate, manifests: Manifests) -> Hits:
+    """The server's account is that of what trains, or a policy or a role of it allows more than reading."""
+    account, namespace = pod.spec["serviceAccountName"], pod.document.namespace
+    for other in manifests.pods if account else ():
+        words = [embark_words(container.argv)[:1] for container in other.containers]
+        if other.spec["serviceAccountName"].text == account.text and other.document.namespace == namespace and \
+                ["serve"] not in words:
+            yield Hit(account, f"it runs as {account.text}, as {other.document.name} does")
+    for cluster in manifests.of_kind("ClusterConfig"):
+        for one in cluster.at("iam.podIdentityAssociations"):
+            allowed = [action for statement in one.at("permissionPolicy.Statement") for action in statement["Action"]]
+            if (one["namespace"].text, one["serviceAccountName"].text) == (namespace, account.text):
+                yield from (Hit(action, f"{account.text} may {action.text}") for action in allowed
+                            if re.search(r"\*|Put|Delete|Abort", action.text))
+    for command in manifests.commands:
+        role = command.flag("--role") or ""
+        if (command.flag("--member") or "").endswith(f"{namespace}/sa/{account.text}") and \
+                not re.search(r"(?i)viewer$|reader$", role):
+            yield Hit(command.value_location("--role"), f"{account.text} has {role}")
+
+
+def config_without_checksum(pod: PodTemplate) -> Hits:
+    """The pods go on with the files of before when their ConfigMap changes."""
+    commands = [embark_words(container.argv)[:1] for container in pod.containers]
+    mounted = [one["configMap"] for one in pod.spec["volumes"] if one["configMap"]]
+    if pod.kind in ("Deployment", "StatefulSet") and mounted and "checksum" not in " ".join(pod.annotations) and any(
+            words in (["serve"], ["follow"], ["publish"]) for words in commands):
+        yield Hit(mounted[0])
+
+
+def kserve_without_mode(document: Document) -> Hits:
+    metric = document.at("spec.predictor.scaleMetric")
+    mode = document.at("metadata.annotations")["serving.kserve.io/deploymentMode"].text
+    if document.kind == "InferenceService" and metric.text in ("concurrency", "rps") and \
+            mode not in ("Knative", "Serverless"):
+        yield Hit(metric, f"it scales on {metric.text}, and its mode is {mode or 'that of the installation'}")
+
+
+def claim_without_class(document: Document, manifests: Manifests) -> Hits:
+    """Nothing creates the disk of a claim."""
+    classes = {one.name: one for one in manifests.of_kind("StorageClass")}
+    default = "storageclass.kubernetes.io/is-default-class"
+    claims = [document["spec"]] if document.kind == "PersistentVolumeClaim" else \
+        [one["spec"] for one in document.at("spec.volumeClaimTemplates")]
+    for claim in claims:
+        name = claim["storageClassName"]
+        if not name and not claim["volumeName"] and not any(
+                one.at("metadata.annotations")[default].text == "true" for one in classes.values()):
+            yield Hit(claim, "the claim names no storageClassName, and no file has a default class", "storageClassName")
+        is_ebs = name.text in classes and classes[name.text]["provisioner"].text == "ebs.csi.aws.com"
+        for cluster in manifests.of_kind("ClusterConfig") if is_ebs else ():
+            if "aws-ebs-csi-driver" not in [one["name"].text for one in cluster["addons"]]:
+                yield Hit(name, f"{name.text} is of ebs.csi.aws.com, and the cluster has no addon aws-ebs-csi-driver",
+                          "addons: - name: aws-ebs-csi-driver")
+
+
+def _selectors(pod: PodTemplate, manifests: Manifests, *kinds: str) -> list[Document]:
+    """Return objects of these kinds that select the pods."""
+    found = [one for one in manifests.of_kind(*kinds) if one.namespace == pod.document.namespace]
+    return [one for one in found if (one.at("spec.podSelector.matchLabels") or one.at(
+        "spec.selector.matchLabels")).texts.items() <= pod.labels.items()]
+
+
 def two_autoscalers(document: Document, manifests: Manifests) -> Hits:
     if document.kind == "ScaledObject":
         for other in manifests.of_kind("HorizontalPodAutoscaler"):
@@ -100,13 +219,18 @@ def budget_blocks_drain(document: Document, manifests: Manifests) -> Hits:
 
 
 def image_without_server(manifests: Manifests) -> Hits:
-    if not any(servers(manifests)):
+    """A folder's own Dockerfile makes the image of its servers, and one of another folder does not."""
+    homes = {pod.document.location.source.path.parent for _, pod in servers(manifests)}
+    if not homes:
         return
+    own = homes & {file.source.path.parent for file in manifests.files.dockerfiles}
     commands = [*manifests.commands, *(one for file in manifests.files.dockerfiles for one in file.commands)]
     for command in commands:
         if "install" not in command.argv:
             continue
         for word in command.words:
+            if own and word.location.source.path.parent not in own:
+                continue
             if (found := _EMBARK.search(word.text)) and "serve" not in re.split(r"[,\s]+", found["extras"] or ""):
                 yield Hit(word)
 

@@ -1,11 +1,14 @@
 """AWS: the EKS cluster, plain EC2 machines, FSx for Lustre and Mountpoint for S3."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from embark.catalog import load_catalog
+from embark.errors import ExitCode
 from embark.render.folder import File
-from embark.render.job import Job, Location
+from embark.render.job import Bucket, Job, Location
 from embark.render.shell_text import Shell, Step, Words, job_text, render_template, script_file, variable
 from embark.render.targets.vm_node import ECR, about_machines, cloud_init, refuse_volume
 from embark.render.wheel import upload_words
@@ -143,8 +146,14 @@ def start_words(job: Job, location: Location) -> Words:
         Shell('"ResourceType=instance,Tags=[{Key=Name,Value=$NAME-$1},{Key=embark-run,Value=$NAME},'
               '{Key=embark-rank,Value=$1}]"'),
     ]
-    if job.num_nodes > 1:
+    if job.has_reservation:  # which decides where its machines stand: no placement group
+        words += ["--capacity-reservation-specification",
+                  f"CapacityReservationTarget={{CapacityReservationId={job.place.reservation}}}",
+                  "--placement", Shell('"AvailabilityZone=$ZONE"')]
+    elif job.num_nodes > 1:
         words += ["--placement", Shell('"GroupName=embark-$NAME,AvailabilityZone=$ZONE"')]
+    if job.capacity == "block":
+        words += ["--instance-market-options", "MarketType=capacity-block"]
     if job.is_spot:
         words += ["--instance-market-options",
                   "MarketType=spot,SpotOptions={SpotInstanceType=one-time,InstanceInterruptionBehavior=terminate}"]
@@ -173,19 +182,32 @@ def end_words() -> Words:
 
 def render_eks(job: Job) -> list[File]:
     """Write `eks_cluster.yaml` for eksctl, and `eks_cluster.sh` that runs it and what comes after."""
+    zone = job.location.zone
+    values = {"second_zone": f"{zone[:-1]}{'b' if zone.endswith('a') else 'a'}", "exit_codes": ExitCode,
+              "version": load_catalog().versions["eks"]}
     return [
-        File("eks_cluster.yaml", job_text("aws/eks_cluster.yaml.j2", job, statements=bucket_statements(job))),
+        File("eks_cluster.yaml", job_text("aws/eks_cluster.yaml.j2", job, statements=bucket_statements(job),
+                                          server_statements=path_statements([job.versions] if job.versions else []),
+                                          **values)),
         File("eks_objects.yaml", job_text("aws/eks_objects.yaml.j2", job, about=ABOUT_OBJECTS)),
-        script_file("eks_cluster.sh", "aws/cluster.sh.j2", job),
+        script_file("eks_cluster.sh", "aws/cluster.sh.j2", job, **values),
     ]
 
 
 def bucket_statements(job: Job) -> list[dict[str, Any]]:
     """Return statements of an IAM policy that allow the run its own paths in S3 and its own metrics in CloudWatch."""
+    statements = path_statements([path for path in job.object_store_paths if path.scheme == "s3"])
+    watch = job.spec.watch
+    if "cloudwatch" in watch.sinks:
+        statements.append({"Effect": "Allow", "Action": ["cloudwatch:PutMetricData"], "Resource": "*", "Condition": {
+            "StringEquals": {"cloudwatch:namespace": watch.cloudwatch_namespace}}})
+    return statements
+
+
+def path_statements(paths: Sequence[Bucket]) -> list[dict[str, Any]]:
+    """Return statements that allow to list the buckets of these paths, and to read or write what is below them."""
     statements: list[dict[str, Any]] = []
-    for path in job.object_store_paths:
-        if path.scheme != "s3":
-            continue
+    for path in paths:
         arn = f"arn:aws:s3:::{path.name}"
         below = f"{arn}/{path.prefix}/*" if path.prefix else f"{arn}/*"
         may_list = {"Effect": "Allow", "Action": ["s3:ListBucket", "s3:GetBucketLocation"], "Resource": arn}
@@ -193,8 +215,4 @@ def bucket_statements(job: Job) -> list[dict[str, Any]]:
             statements.append(may_list)
         statements.append({"Effect": "Allow", "Action": WRITE_ACTIONS if path.is_written else READ_ACTIONS,
                            "Resource": below})
-    watch = job.spec.watch
-    if "cloudwatch" in watch.sinks:
-        statements.append({"Effect": "Allow", "Action": ["cloudwatch:PutMetricData"], "Resource": "*", "Condition": {
-            "StringEquals": {"cloudwatch:namespace": watch.cloudwatch_namespace}}})
     return statements

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from embark.render.folder import File
 from embark.render.job import Job, Location
@@ -13,9 +14,7 @@ from embark.render.yaml_text import plain
 
 IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"  # Microsoft's image with NVIDIA's driver, InfiniBand's and Docker.
 _GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
-NETWORK_OPERATOR_VERSION = "26.4.0"
 DOCA_DRIVER_VERSION = "doca3.4.0-26.04-0.8.4.0-0"
-GPU_OPERATOR_VERSION = "v26.3.3"
 LUSTRE_DRIVER_VERSION = "v0.4.0"  # A release of kubernetes-sigs/azurelustre-csi-driver, 2026-11.
 LUSTRE_DRIVER_FILES = ("rbac-csi-azurelustre-controller", "rbac-csi-azurelustre-node", "csi-azurelustre-driver",
                        "csi-azurelustre-controller", "csi-azurelustre-node-jammy", "csi-azurelustre-node-noble")
@@ -28,7 +27,7 @@ def render_vm(job: Job) -> list[File]:
     """Write `vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
     location = job.location
-    words = start_words(job, location, ["--generate-ssh-keys", "--custom-data", "cloud_init.yaml"])
+    words = start_words(job, location, ["--generate-ssh-keys", "--custom-data", Shell('"$FIRST_START"')])
     about = about_machines(job) + " A machine that is only shut down is still billed."
     return [
         script_file("vm.sh", "azure/vm.sh.j2", job, about=about, vm_image=IMAGE, steps=network_steps(job, location),
@@ -72,6 +71,8 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
     ]
     if _has_set(job):
         words += ["--availability-set", job.name, "--ppg", job.name]
+    if job.has_reservation:
+        words += ["--capacity-reservation-group", job.place.reservation, "--zone", job.location.zone]
     if job.is_spot:
         words += ["--priority", "Spot", "--eviction-policy", "Delete", "--max-price=-1"]
     return tuple(words)
@@ -79,9 +80,11 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
 
 @dataclass(frozen=True, slots=True)
 class Grants:
-    """Commands that give the identity of a machine, `$principal`, roles in `$account` and `$registry`."""
+    """Commands that give the identity of a machine, `$principal`, roles in `$machine`, `$account` and `$registry`."""
 
     principal: Words
+    machine: Words
+    itself: Words  # Lets it deallocate itself when the run has ended.
     account: Words
     grants: tuple[Words, ...]
     registry: Words = ()  # Empty if the image is not in a registry of Azure.
@@ -100,6 +103,9 @@ def grant_words(job: Job) -> Grants:
     return Grants(
         principal=("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'),
                    "--query", "identity.principalId", "--output", "tsv"),
+        machine=("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'), "--query", "id",
+                 "--output", "tsv"),
+        itself=_grant("Virtual Machine Contributor", Shell('"$machine"')),
         account=("az", "storage", "account", "show", "--name", variable("STORAGE_ACCOUNT"),
                  "--query", "id", "--output", "tsv"),
         grants=tuple(grants),
@@ -117,7 +123,7 @@ def end_words() -> Words:
 
 
 def _has_set(job: Job) -> bool:
-    return job.num_nodes > 1 and not job.is_spot
+    return job.num_nodes > 1 and not job.is_spot and not job.has_reservation
 
 
 def render_aks(job: Job) -> list[File]:
@@ -127,17 +133,27 @@ def render_aks(job: Job) -> list[File]:
     templates = ["aks_cluster.yaml", "gpu_operator_values.yaml"]
     if job.location.has_fabric:
         templates.append("network_operator_values.yaml")
-    values = {"network_operator_version": NETWORK_OPERATOR_VERSION, "doca_driver_version": DOCA_DRIVER_VERSION,
-              "resource": job.machine.fabric.kubernetes_resource, "about": about,
-              "tolerations": plain(tolerations(job))}
+    values = {"doca_driver_version": DOCA_DRIVER_VERSION, "about": about,
+              "resource": job.machine.fabric.kubernetes_resource, "tolerations": plain(tolerations(job))}
     files = [File(name, job_text(f"azure/{name}.j2", job, **values)) for name in templates]
     files.insert(1, script_file("aks_cluster.sh", "azure/cluster.sh.j2", job, pool=pool_name(job),
                                 registry=acr_name(job.image),
-                                network_operator_version=NETWORK_OPERATOR_VERSION,
-                                gpu_operator_version=GPU_OPERATOR_VERSION, os_disk_gib=os_disk_gib(job),
+                                has_group=job.num_nodes > 1 and not job.has_reservation,
+                                os_disk_gib=os_disk_gib(job),
                                 is_lustre=is_lustre(job), lustre_driver_version=LUSTRE_DRIVER_VERSION,
-                                lustre_driver_files=LUSTRE_DRIVER_FILES))
+                                lustre_driver_files=LUSTRE_DRIVER_FILES, identities=identities(job)))
     return files
+
+
+def identities(job: Job) -> list[dict[str, Any]]:
+    """Return the managed identities that the script makes: of the run's pods, and of the servers, which only read."""
+    serve, versions = job.spec.serve, job.versions
+    pods = {"account": job.place.service_account, "identity": '"$IDENTITY"', "title": "the pods' identity",
+            "why": "The pods' own identity: workload identity, no key and no secret anywhere.",
+            "grants": [one for one in job.buckets if one.scheme == "az"]}
+    servers = {"account": serve.service_account, "identity": '"$IDENTITY"-serve', "title": "the servers' identity",
+               "why": "That of the servers, which only read.", "grants": [versions]}
+    return [pods, *([servers] if versions and not serve.identity else [])]
 
 
 def pool_name(job: Job) -> str:

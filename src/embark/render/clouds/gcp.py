@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from embark.render.folder import File
-from embark.render.job import Job, Location
+from embark.render.job import MAX_FLEX_H, Job, Location
 from embark.render.shell_text import Shell, Step, Words, job_text, option, script_file, variable
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
 from embark.render.wheel import upload_words
@@ -16,6 +16,8 @@ MACHINES_ACCOUNT = Shell('"embark-machines@$PROJECT.iam.gserviceaccount.com"')
 """The service account of plain machines and TPU VMs. New organizations give the default one no role."""
 _ZONE = option("--zone", variable("ZONE"))
 LOCAL_SSD_GB = 375 * 1.073741824  # Google sells them by 375 GiB; the catalog counts in GB.
+DEFAULT_ADDONS = ("HttpLoadBalancing", "HorizontalPodAutoscaling", "GcePersistentDiskCsiDriver")
+"""What a cluster has without `--addons`; a name that the flag leaves out is switched off."""
 INSTALLERS = "https://raw.githubusercontent.com/GoogleCloudPlatform/container-engine-accelerators/master"
 INSTALLER_OF = {
     "gpudirect-tcpx": ["gpudirect-tcpx/nccl-tcpx-installer.yaml", "nri_device_injector/nri-device-injector.yaml"],
@@ -27,7 +29,7 @@ INSTALLER_OF = {
 def render_vm(job: Job) -> list[File]:
     """Write `vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
-    words = start_words(job, job.location, ["--metadata-from-file=user-data=cloud_init.yaml"])
+    words = start_words(job, job.location, [Shell('--metadata-from-file=user-data="$FIRST_START"')])
     return [
         script_file("vm.sh", "gcp/vm.sh.j2", job, about=about_machines(job), image_family=IMAGE_FAMILY,
                     image_project=IMAGE_PROJECT, steps=[*account_steps(job), *network_steps(job)], start_words=words,
@@ -45,6 +47,8 @@ def account_steps(job: Job) -> list[Step]:
     create = ("gcloud", "iam", "service-accounts", "create", "embark-machines", _PROJECT)
     member = option("--member", Shell(f'"serviceAccount:{MACHINES_ACCOUNT[1:-1]}"'))
     roles = ["roles/artifactregistry.reader", "roles/logging.logWriter", "roles/monitoring.metricWriter"]
+    if job.target == "tpu-vm":  # A slice releases itself when the run has ended.
+        roles.append("roles/tpu.admin")
     grants: list[Words] = [
         ("gcloud", "projects", "add-iam-policy-binding", variable("PROJECT"), member, f"--role={role}",
          "--condition=None", "--format=none") for role in roles]
@@ -62,7 +66,7 @@ def network_steps(job: Job) -> list[Step]:
                   "--allow=tcp,udp,icmp", f"--source-tags={name}", f"--target-tags={name}", _PROJECT),),
                 unless=("gcloud", "compute", "firewall-rules", "describe", name, _PROJECT),
                 remove=(("gcloud", "compute", "firewall-rules", "delete", name, "--quiet", _PROJECT),))
-    if job.num_nodes == 1:
+    if not has_placement(job):
         return [rule]
     region = Shell('--region="${ZONE%-*}"')
     return [rule, Step(
@@ -71,6 +75,11 @@ def network_steps(job: Job) -> list[Step]:
           "--collocation=collocated", _PROJECT),),
         unless=("gcloud", "compute", "resource-policies", "describe", name, region, _PROJECT),
         remove=(("gcloud", "compute", "resource-policies", "delete", name, region, "--quiet", _PROJECT),))]
+
+
+def has_placement(job: Job) -> bool:
+    """Return whether a policy places the machines near each other; a reservation has its own."""
+    return job.num_nodes > 1 and job.capacity in ("on-demand", "spot")
 
 
 def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
@@ -89,7 +98,16 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
         words.append(f"--accelerator=type={job.machine.gke_accelerator},count={job.machine.num_gpus}")
     if job.is_spot:
         words += ["--provisioning-model=SPOT", "--instance-termination-action=STOP"]
-    if job.num_nodes > 1:
+    if job.capacity == "flex-start":
+        hours = job.place.max_hours or MAX_FLEX_H
+        words += ["--provisioning-model=FLEX_START", "--instance-termination-action=DELETE",
+                  "--reservation-affinity=none", f"--max-run-duration={round(3600 * hours)}s",
+                  "--request-valid-for-duration=2h"]
+    if job.has_reservation:
+        words += ["--reservation-affinity=specific", f"--reservation={job.place.reservation}"]
+    if job.capacity == "block":
+        words += ["--provisioning-model=RESERVATION_BOUND", "--instance-termination-action=DELETE"]
+    if has_placement(job):
         words.append(f"--resource-policies=embark-{job.name}")
     return (*words, _PROJECT)
 
@@ -117,11 +135,11 @@ class ExtraNetwork:
 def render_gke(job: Job) -> list[File]:
     """Write `gke_cluster.sh`, which makes networks, cluster and node pool, and what it applies."""
     machine, place, is_tpu = job.machine, job.place, job.is_tpu
-    addons = ["GcsFuseCsiDriver"]
+    addons = [*DEFAULT_ADDONS, "GcsFuseCsiDriver"]
     if place.volume:
         addons.append("GcpFilestoreCsiDriver" if place.volume.startswith("filestore") else "LustreCsiDriver")
     is_compact = (machine.num_hosts > 1 if is_tpu
-                  else job.num_nodes > 1 and machine.fabric.name in ("gvnic", "gpudirect-tcpx"))
+                  else has_placement(job) and machine.fabric.name in ("gvnic", "gpudirect-tcpx"))
     about = (f"What a GKE cluster with {job.num_nodes} x {job.machine.name} is given once it stands. The cluster "
              "itself is made by commands, not by a file: gke_cluster.sh runs them and applies this.")
     return [
@@ -130,7 +148,6 @@ def render_gke(job: Job) -> list[File]:
             "gke_cluster.sh", "gcp/cluster.sh.j2", job, networks=extra_networks(job), pools=pool_names(job),
             mtu=8896 if job.machine.fabric.name == "gpudirect-rdma" else 8244, addons=",".join(addons),
             num_disks=round((machine.local_disk_gb or 0) / LOCAL_SSD_GB), is_tpu=is_tpu, is_compact=is_compact,
-            is_flex_start=not machine.is_on_demand and not place.spot and "flex-start" in machine.sold,
             nodes_per_pool=machine.num_hosts if machine.num_hosts > 1 else job.num_nodes,
             topology=job.topology,
             installers=[f"{INSTALLERS}/{path}" for path in INSTALLER_OF.get(machine.fabric.name, [])]),

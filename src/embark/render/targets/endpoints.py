@@ -13,9 +13,17 @@ from embark.kubernetes.names import MAX_LABEL
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.pod import storage_settings
-from embark.render.serving import artifact_of, cloud_run_gib, endpoint_machine, knows_tables, server_name
+from embark.render.serving import (
+    artifact_bytes,
+    artifact_of,
+    cloud_run_gib,
+    disk_gib,
+    endpoint_machine,
+    knows_tables,
+    server_name,
+)
 from embark.render.shell_text import job_text
-from embark.render.targets.serve import TABLE_BYTES, artifact_bytes, disk_gib, start_s
+from embark.render.targets.serve import TABLE_BYTES, start_s
 from embark.render.targets.vm_node import acr_name
 from embark.spec.serve import DRAIN_S
 from embark.spec.user_code import file_of
@@ -65,6 +73,16 @@ def machine_vcpus(job: Job) -> int:
     return int(load_catalog().cpu_machines[endpoint_machine(job.spec, job.cloud)].vcpus)
 
 
+def _price(job: Job, machine: str, listed: str) -> str:
+    """Say what an hour of the machines costs; `listed` is the machine of equal size in the catalog."""
+    serve = job.spec.serve
+    price = load_catalog().prices.get((listed, job.location.region))
+    each = "which the catalog has no price for there" if price is None or price.on_demand_usd_per_hour is None else \
+        f"{price.on_demand_usd_per_hour:,.2f} USD an hour each as a plain {listed} ({price.origin.date})"
+    return f"{serve.min_replicas} to {serve.max_replicas} x {machine} in {job.location.region}, {each}. " \
+           "What the service itself charges is extra. They are paid until they are deleted."
+
+
 def environment(job: Job, num_workers: int) -> dict[str, str]:
     """Return variables by which the image's server starts, and finds what it serves."""
     model = job.spec.model
@@ -81,7 +99,7 @@ def _values(job: Job, num_workers: int, *, max_name: int = MAX_LABEL) -> dict[st
 
     spec, env, num_bytes = job.spec, environment(job, num_workers), artifact_bytes(job.spec)
     server = server_name(job.name[:max_name - len(server_name(""))].rstrip("-"))
-    machine = "" if job.target == "cloud-run" else endpoint_machine(spec, job.cloud)
+    machine = listed = "" if job.target == "cloud-run" else endpoint_machine(spec, job.cloud)
     if job.cloud == "azure":
         for begins, ends, known in _AZUREML_SIZES:
             if machine.startswith(begins) and machine.endswith(ends):
@@ -91,6 +109,6 @@ def _values(job: Job, num_workers: int, *, max_name: int = MAX_LABEL) -> dict[st
         "server": server, "version": f"{server}-{hashlib.sha256(content.encode()).hexdigest()[:8]}", "env": env,
         "artifact": artifact_of(spec), "machine": machine, "serve": spec.serve, "port": PORT, "ready": READY,
         "live": LIVE, "score": SCORE, "drain_s": DRAIN_S, "start_s": min(MAX_START_S, start_s(num_bytes)),
-        "disk_gib": disk_gib(num_bytes), "cpu_percent": round(100 * VCPU_TARGET),
+        "disk_gib": disk_gib(spec), "price": _price(job, machine, listed), "cpu_percent": round(100 * VCPU_TARGET),
         "annotations": {TABLE_BYTES: str(round(num_bytes))} if knows_tables(spec) else {},
     }

@@ -5,16 +5,27 @@ from functools import partial
 from typing import Any
 
 from embark.errors import ExitCode
-from embark.kubernetes.names import IDENTITY_ANNOTATIONS, object_label
+from embark.kubernetes.names import IDENTITY_ANNOTATIONS
 from embark.kubernetes.objects import split_quantity
 from embark.render.command import SPEC_PATH, WAIT_S, indexed_command, plain_command, ranks_words
 from embark.render.folder import File
 from embark.render.image import RAY_VERSION
-from embark.render.job import EXITS, PORT, Job
-from embark.render.monitoring import price_text
-from embark.render.pod import CONTAINER, config_data, pod_values, resources
+from embark.render.job import EXITS, MAX_FLEX_H, PORT, Job
+from embark.render.pod import (
+    CONTAINER,
+    IDENTITY_LABEL,
+    USER_ID,
+    config_data,
+    env_rows,
+    has_identity_label,
+    pod_values,
+    resources,
+    storage_settings,
+)
+from embark.render.serving import artifact_of, export_bytes, export_memory_gib
 from embark.render.shell_text import job_text, python_text, script_file
-from embark.render.volumes import needs_copy
+from embark.render.targets.serve import start_s
+from embark.render.volumes import needs_copy, volume_text
 from embark.render.yaml_text import note, plain
 
 MANIFESTS = {
@@ -28,11 +39,14 @@ MANIFESTS = {
 CONTAINERS = {"job": CONTAINER, "jobset": CONTAINER, "trainjob": "node", "pytorchjob": "pytorch", "ray": "ray-worker"}
 """Trainer 2 gives its variables to a container `node`; the training operator's webhook takes `pytorch` only."""
 KEPT_S = 86_400
+START_LIMIT_S = (1800, 86_400)  # Seconds until all pods must run: as a rule, and where capacity is waited for.
 RETRIES_PER_NODE = 3
 FAILURES_PER_NODE = 10
 BESIDE = {"cpu": 1, "memory": 4}  # Processors and GiB on each node for a fabric's daemon.
 RAY_HEAD = {"cpu": 1, "memory": 4}  # The head fits an ordinary machine of the cluster.
 RAY_SCRIPT = "ray_train.py"
+EXPORT_FILE = "export_job.yaml"
+EXPORT_DISK_GIB = 2  # An export writes to the object store; logs and the fetched small files of a run stay.
 NAMES = {"aws": "train_dlrm_aws.sh", "azure": "train_dlrm_azure.sh", "gcp": "train_dlrm_gcp.sh"}
 CLUSTER_SCRIPTS = {"aws": "eks_cluster.sh", "azure": "aks_cluster.sh", "gcp": "gke_cluster.sh"}
 PLACEHOLDER_REGISTRY = "registry.example.com/"
@@ -65,12 +79,28 @@ def render_ray(job: Job) -> list[File]:
 
 
 def render_kueue(job: Job) -> list[File]:
-    """Write the queue, if the spec names one."""
-    if not job.place.queue:
+    """Write the queue, if the spec names one that does not exist."""
+    if not job.place.queue or job.place.is_existing:
         return []
-    flavor = f"{object_label(job.machine.name)}{'-spot' if job.is_spot else ''}"
-    return [File("kueue.yaml", job_text("kubernetes/kueue.yaml.j2", job, flavor=flavor, quota=_quota(job),
+    return [File("kueue.yaml", job_text("kubernetes/kueue.yaml.j2", job, flavor=job.location.pool, quota=_quota(job),
+                                        max_run_s=round(3600 * (job.place.max_hours or MAX_FLEX_H)),
                                         **pod_values(job)))]
+
+
+def render_export_job(job: Job) -> list[File]:
+    """Write the Job that exports the run near its bucket: a checkpoint may be too large for the way to a laptop."""
+    spec = job.spec
+    if job.target not in MANIFESTS or "://" not in spec.store.root:
+        return []
+    run, artifact = f"{spec.store.root.rstrip('/')}/{spec.name}", artifact_of(spec)
+    command = ["embark", "export", run, "--to", artifact, "--tables", spec.serve.tables]
+    # A checkpoint holds the tables in float32, whatever the artifact holds.
+    wait_s = 2 * start_s(export_bytes(spec))
+    return [File(EXPORT_FILE, job_text(
+        f"kubernetes/{EXPORT_FILE}.j2", job, exporter=f"{job.name}-export", artifact=artifact, command=command,
+        container="export", exits=EXITS, kept_s=KEPT_S, wait_s=wait_s, memory_gib=export_memory_gib(spec),
+        disk_gib=EXPORT_DISK_GIB, env=plain(env_rows(storage_settings(job))), user=USER_ID,
+        identity_label=IDENTITY_LABEL if has_identity_label(job) else {}))]
 
 
 def render_launch_script(job: Job) -> list[File]:
@@ -85,10 +115,17 @@ def render_launch_script(job: Job) -> list[File]:
               "and quota, creates what is missing, submits the job and follows it. Safe to repeat: what exists stays. "
               "--dry-run prints every command that would change something, and runs none.",
         container=CONTAINER,
-        cost=f"{price_text(job)} The cluster and storage are extra.", manifest=manifest, kind=kind,
+        cost=" ".join(filter(None, (job.price_text, volume_text(job)))), manifest=manifest, kind=kind,
         has_registry="/" in job.image and not job.image.startswith(PLACEHOLDER_REGISTRY),
         cluster_script=CLUSTER_SCRIPTS[job.cloud], fault_code=int(ExitCode.FAULT),
-        needs_copy=needs_copy(job))]
+        needs_copy=needs_copy(job), start_limit_s=START_LIMIT_S[job.capacity == "flex-start"],
+        queue_path=_queue_path(job))]
+
+
+def _queue_path(job: Job) -> str:
+    """Return kubectl's path to whether Kueue has admitted the job, and to why it has not."""
+    workload = f'.items[?(@.metadata.ownerReferences[0].name=="{job.name}")].status.conditions'
+    return f'jsonpath={{{workload}[?(@.type=="Admitted")].status}}|{{{workload}[?(@.type=="QuotaReserved")].message}}'
 
 
 def _values(job: Job, target: str) -> dict[str, Any]:

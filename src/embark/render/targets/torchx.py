@@ -53,7 +53,7 @@ def component(job: Job) -> str:
         "MEMORY_MB": (job.memory_gib or 8) * 1024, "DEVICES": devices, "LABELS": plain(node_selector(job)),
         "ENVIRONMENT": env, "MAX_RETRIES": MAX_RESTARTS,
         "START": _start(job), "PORT": PORT, "WAIT_S": WAIT_S, "POD": pod_overlay(job),
-        "CLAIMS": {job.claim_name: job.place.volume_path} if job.place.volume else {},
+        "CLAIMS": {job.claim_name: job.place.volume_path} if job.claim_name else {},
     }
     about = f"Trains {job.title}, by TorchX. The cluster needs Volcano. {SUBMIT.format(job.namespace)}"
     return python_text("cloud_component.py.j2", values, about=about)
@@ -66,6 +66,8 @@ def pod_overlay(job: Job) -> dict[str, Any]:
         "terminationGracePeriodSeconds": grace_s(job), "tolerations": plain(tolerations(job)),
         "securityContext": {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID},
     }
+    if job.place.pull_secret:
+        spec["imagePullSecrets"] = [{"name": job.place.pull_secret}]
     return {"metadata": {"labels": dict(IDENTITY_LABEL)}, "spec": spec} if has_identity_label(job) else {"spec": spec}
 
 

@@ -8,8 +8,8 @@ from embark.render.command import SPEC_PATH
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.settings import grace_s, settings_of
-from embark.render.shell_text import Shell, Words, job_text, option, script_file, variable
-from embark.render.targets.vm_node import FINAL_CODES, STATE, VENV
+from embark.render.shell_text import Shell, Words, job_text, option, quote, script_file, variable
+from embark.render.targets.vm_node import FINAL_CODES, OFF_PROGRAM, STATE, VENV, off_program, off_unit
 from embark.render.wheel import WHEELS, fetch_text, upload_words, wheel_requirement
 
 RUNTIME_VERSIONS = {
@@ -30,18 +30,20 @@ def render_tpu_vm(job: Job) -> list[File]:
     """Write `tpu_vm.sh`, and `tpu_node.sh` which every host of the slice runs as root when it starts."""
     machine = job.machine
     about = (f"A {machine.name} of Google Cloud: {machine.num_gpus} chips on {machine.num_hosts} hosts. tpu_vm.sh up "
-             "requests it and waits, status shows it, logs N follows host N, down releases it.")
+             "requests it and waits, status shows it, logs N follows host N, down releases it. Half an hour after the "
+             "run has ended or failed, the slice is released unless up --keep requested it.")
     about_node = (f"What every host of the slice runs when it starts: one process for its {machine.gpus_per_host} "
                   "chips. The hosts find one another over the slice's own network.")
     node = Shell(f'"{job.name}-${{2:-0}}"') if job.num_nodes > 1 else job.name
     return [
         script_file("tpu_vm.sh", "gcp/tpu_vm.sh.j2", job, runtime_version=runtime_version(job), about=about,
                     steps=account_steps(job), describe_words=describe_words(job),
-                    create_words=create_words(job, "tpu_node.sh"), end_words=end_words(job),
+                    create_words=create_words(job, Shell('"$FIRST_START"')), end_words=end_words(job),
                     upload_words=upload_words(job),
                     ssh_words=ssh_words(node, Shell('--worker="${1:-0}"'))),
         script_file("tpu_node.sh", "gcp/tpu_node.sh.j2", job, about=about_node, environment=environment(job),
-                    final_codes=FINAL_CODES, grace_s=grace_s(job), train_words=train_words(), **_setup(job)),
+                    final_codes=FINAL_CODES, grace_s=grace_s(job), train_words=train_words(),
+                    off_program=off_program(job), off_unit=off_unit(job), off_path=OFF_PROGRAM, **_setup(job)),
     ]
 
 
@@ -85,13 +87,16 @@ def create_words(job: Job, startup: str) -> Words:
     words: list[str] = [
         "gcloud", "compute", "tpus", "queued-resources", "create", job.name, _ZONE,
         f"--accelerator-type={job.machine.name}", option("--runtime-version", variable("RUNTIME_VERSION")),
-        f"--metadata-from-file=startup-script={startup}", option("--service-account", MACHINES_ACCOUNT),
+        Shell(f"--metadata-from-file=startup-script={quote(startup)}"), option("--service-account", MACHINES_ACCOUNT),
         "--scopes=https://www.googleapis.com/auth/cloud-platform",
     ]
     words += ([f"--node-count={job.num_nodes}", f"--node-prefix={job.name}"] if job.num_nodes > 1
               else [f"--node-id={job.name}"])
     if job.is_spot:
         words.append("--spot")
+    if job.has_reservation:  # gcloud takes one that fits the slices; only its preview can be told which
+        project = job.reservation[0]
+        words += ["--reserved", *([f"--reservation-host-project={project}"] if project else [])]
     return (*words, _PROJECT)
 
 

@@ -33,7 +33,7 @@ def custom_job_spec(job: Job) -> dict[str, Any]:
     """Return a CustomJobSpec as `gcloud ai custom-jobs create --config` reads it."""
     pools = worker_pools(job)
     scheduling: dict[str, Any] = {
-        "strategy": "SPOT" if job.is_spot else "STANDARD",
+        "strategy": {"spot": "SPOT", "flex-start": "FLEX_START"}.get(job.capacity, "STANDARD"),
         "restartJobOnWorkerRestart": note(True, "all machines start again together, from the last checkpoint"),
     }
     if job.place.max_hours is not None:
@@ -50,7 +50,7 @@ def custom_job_spec(job: Job) -> dict[str, Any]:
 
 def worker_pools(job: Job) -> list[dict[str, Any]]:
     return [{
-        "machineSpec": machine_spec(job),
+        "machineSpec": machine_spec(job) | reservation_spec(job),
         "replicaCount": num_replicas,
         "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": BOOT_DISK_GB},
         "containerSpec": {
@@ -59,6 +59,16 @@ def worker_pools(job: Job) -> list[dict[str, Any]]:
             "env": [{"name": name, "value": value} for name, value in _environment(job).items()],
         },
     } for num_replicas in (1, job.num_nodes - 1 if not job.is_tpu else 0) if num_replicas]
+
+
+def reservation_spec(job: Job) -> dict[str, Any]:
+    """Return the part of a machine's spec that names the reservation; it has to be shared with Vertex AI."""
+    if not job.has_reservation:
+        return {}
+    project, name = job.reservation
+    uri = f"projects/{project or job.place.account}/zones/{job.location.zone}/reservations/{name}"
+    return {"reservationAffinity": {"reservationAffinityType": "SPECIFIC_RESERVATION",
+                                    "key": "compute.googleapis.com/reservation-name", "values": [uri]}}
 
 
 def machine_spec(job: Job) -> dict[str, Any]:

@@ -23,6 +23,8 @@ FINAL_CODES = " ".join(str(int(row.code)) for row in EXITS if not row.must_retry
 """Exit codes after which a restart would change nothing."""
 NODE_PROGRAM = "/usr/local/bin/embark-node"
 SETUP_PROGRAM = "/usr/local/bin/embark-setup"
+OFF_PROGRAM = "/usr/local/bin/embark-off"
+OFF_DELAY_S = 1800  # Half an hour to read the logs, without paying all night.
 
 
 def cloud_init(job: Job, find_rank: str) -> File:
@@ -31,7 +33,8 @@ def cloud_init(job: Job, find_rank: str) -> File:
     service = job_text("embark.service.j2", job, program=NODE_PROGRAM, grace_s=grace_s(job), final_codes=FINAL_CODES)
     files = [*((f"{FOLDER}/{name}", "0644", text) for name, text in config_data(job).items()),
              (SETUP_PROGRAM, "0755", setup_program(job)), (NODE_PROGRAM, "0755", node_program(job, find_rank)),
-             ("/etc/systemd/system/embark.service", "0644", service)]
+             ("/etc/systemd/system/embark.service", "0644", service), (OFF_PROGRAM, "0755", off_program(job)),
+             ("/etc/systemd/system/embark-off.service", "0644", off_unit(job))]
     return File("cloud_init.yaml", job_text("cloud_init.yaml.j2", job, files=files, setup_program=SETUP_PROGRAM))
 
 
@@ -65,6 +68,16 @@ def node_program(job: Job, find_rank: str) -> str:
                     words=words)
 
 
+def off_program(job: Job) -> str:
+    """Return a program that ends the machine on which it runs, so that it costs nothing but its disk."""
+    return job_text("vm_off.sh.j2", job, token_url=TOKEN)
+
+
+def off_unit(job: Job) -> str:
+    """Return the service that runs `off_program` some time after the run has ended."""
+    return job_text("embark_off.service.j2", job, program=OFF_PROGRAM, off_delay_s=OFF_DELAY_S)
+
+
 def find_by_name(job: Job) -> str:
     """Shell text for clouds whose machines resolve one another's names, which end in their number."""
     return f'RANK=${{HOSTNAME##*-}}\nMASTER={quote(f"{job.name}-0")}\n'
@@ -74,7 +87,8 @@ def about_machines(job: Job) -> str:
     location = job.location
     where = location.region if job.cloud == "azure" else location.zone
     return (f"{job.num_nodes} x {location.machine_type} in {where}, without Kubernetes. vm.sh up starts the machines "
-            "that do not exist, vm.sh status lists them, vm.sh logs N shows machine N, vm.sh down deletes all.")
+            "that do not exist, vm.sh status lists them, vm.sh logs N shows machine N, vm.sh down deletes all. Half an "
+            "hour after the run has ended or failed, the machines end by themselves unless up --keep started them.")
 
 
 def refuse_volume(job: Job) -> None:

@@ -144,7 +144,7 @@ def test_the_token_of_rays_variables_is_sent_and_never_stored(head: RayHead, mon
     launched()
     monkeypatch.setenv("RAY_JOB_HEADERS", '{"Authorization": "Bearer secret-2"}')
     assert status_command("clicks", console=Console(quiet=True)) == 0
-    assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file() and "secret" in path.read_text()]
+    assert not [path for path in (tmp_path / "data").rglob("*") if path.is_file() and "secret-" in path.read_text()]
 
 
 def test_logs_have_time_and_rank_come_once_and_are_followed_to_the_end(head: RayHead):

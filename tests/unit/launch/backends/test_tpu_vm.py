@@ -196,7 +196,7 @@ def test_ctrl_c_after_any_command_reports_everything_that_is_left(tmp_path, monk
         if "embark cancel" in error.fix:
             cancel_command("dlrm", yes=True, console=Console(quiet=True))
         assert clouds.made == {}, error
-    assert moment == 6, "enabling services, three roles, the upload of the wheel, and the request"
+    assert moment == 7, "enabling services, four roles, the upload of the wheel, and the request"
 
 
 def stopped(launch: Callable[[], int]) -> Interrupted | None:
@@ -256,8 +256,9 @@ def test_a_host_starts_its_keeper_by_itself_and_once(tmp_path, monkeypatch):
     while not (tmp_path / "run/ended.json").exists():
         assert time.monotonic() < until_s
         time.sleep(0.05)
-    assert (tmp_path / "run/log").read_text().rstrip().endswith("Z 42")
-    assert len((tmp_path / "run/log").read_text().splitlines()) == 1
+    trained, released = (tmp_path / "run/log").read_text().splitlines()
+    assert trained.endswith("Z 42")
+    assert "systemd-run --unit=embark-off --on-active=1800" in released, "chips are paid until they are released"
 
 
 def test_what_the_hosts_are_given_fits_into_their_metadata(tmp_path):

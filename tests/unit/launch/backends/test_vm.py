@@ -81,6 +81,25 @@ def bare(words: list[str]) -> list[str]:
     return retained
 
 
+def test_azure_opens_ssh_to_this_machine_alone(tmp_path, monkeypatch):
+    clouds, _, _ = launched("azure", tmp_path)
+    (rule,) = [words for words in clouds.changes if "rule" in words]
+    assert rule[rule.index("--source-address-prefixes") + 1] == "203.0.113.7"
+    monkeypatch.setenv("EMBARK_SSH_FROM", "198.51.100.0/24")
+    clouds, _, _ = launched("azure", tmp_path / "other")
+    (rule,) = [words for words in clouds.changes if "rule" in words]
+    assert rule[rule.index("--source-address-prefixes") + 1] == "198.51.100.0/24"
+
+
+def test_azure_opens_nothing_if_the_own_address_is_unknown(tmp_path):
+    clouds, spec = Clouds(), spec_for("azure", tmp_path)
+    clouds.own_address = "<html>no</html>"
+    place = Vm(clouds, notify=lambda _: None)
+    with pytest.raises(UserError, match="EMBARK_SSH_FROM"):
+        place.submit(LaunchRequest(spec, place.handle_of(spec)))
+    assert not [words for words in clouds.changes if words[0] == "az"]
+
+
 @pytest.mark.parametrize("cloud", CLOUDS)
 def test_ctrl_c_after_any_command_leaves_nothing_unreported(cloud, tmp_path, monkeypatch):
     spec = spec_for(cloud, tmp_path)
@@ -199,7 +218,9 @@ def test_what_a_machine_is_handed_readies_it_once_after_each_start(tmp_path):
     assert "/run/embark-ready" in files["start.sh"]
     assert "RANK=1\nMASTER=dlrm-0" in files["node.sh"]
     assert load_spec(_written(tmp_path, files["spec.toml"])).name == "dlrm"
-    assert json.loads(files["job.json"])["after"] == ["shutdown", "--poweroff", "+30"]
+    assert json.loads(files["job.json"])["after"] == [
+        "systemd-run", "--unit=embark-off", "--on-active=1800", "/var/lib/embark-run/off.sh"]
+    assert files["off.sh"].endswith("systemctl poweroff\n")
 
 
 def _written(tmp_path: Path, text: str) -> str:

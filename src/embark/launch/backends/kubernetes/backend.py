@@ -9,6 +9,7 @@ from typing import Any
 from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.formatting import pluralize, to_one_line
+from embark.kubernetes.contract import Forbidden
 from embark.kubernetes.names import COMPONENT, INSTANCE
 from embark.launch.backend import (
     CancelResult,
@@ -22,7 +23,7 @@ from embark.launch.backend import (
     Status,
     read_logs,
 )
-from embark.launch.backends.kubernetes.kubectl import Cluster, Forbidden, Kubectl, classify_error
+from embark.launch.backends.kubernetes.kubectl import Cluster, Kubectl, classify_error
 from embark.launch.backends.kubernetes.pods import PodLogPosition, PodStatus
 from embark.launch.backends.kubernetes.status import KINDS, RunKind, event_of, failed_condition, status_of
 from embark.launch.shell import CommandResult
@@ -31,6 +32,7 @@ from embark.render.job import Job, make_job
 from embark.render.targets.kubernetes import MANIFESTS
 from embark.spec import RunSpec
 
+CONTRACT = "embark doctor --cloud SPEC checks all that the cluster must have"
 END_MARGIN_S = 60.0  # Beyond the pods' grace, until a deleted job is gone.
 
 
@@ -44,8 +46,8 @@ class Kubernetes(LaunchBackend):
         job = make_job(spec, load_catalog())
         where = {
             **self._cluster_of(job), "object": job.name, "target": spec.place.target, "num_nodes": job.num_pods,
-            "min_nodes": job.min_nodes * job.machine.num_hosts, "queue": spec.place.queue,
-            "claim": job.claim_name if spec.place.volume else "", "config": job.config_name,
+            "min_nodes": job.min_nodes * job.machine.num_hosts, "queue": job.queue,
+            "claim": job.claim_name, "config": job.config_name,
             "pool": job.location.pool,
         }
         return RunHandle.of(job, self.name, where)
@@ -55,7 +57,7 @@ class Kubernetes(LaunchBackend):
         kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
         return {"context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell),
                 "kubeconfig": kubeconfig, "namespace": job.namespace, "cloud": job.cloud,
-                "service_account": job.place.service_account}
+                "service_account": job.place.service_account, "is_existing": job.place.is_existing}
 
     def check(self, request: LaunchRequest) -> None:
         place, handle = request.spec.place, request.handle
@@ -63,26 +65,29 @@ class Kubernetes(LaunchBackend):
         kubectl = self._kubectl(handle)
         if self._find(handle) is not None:
             raise self._exists(f"{self._title(handle)} in namespace {place.namespace}", handle)
-        if place.queue and not kubectl.has("localqueues.kueue.x-k8s.io", place.queue):
-            raise UserError(f"the namespace {place.namespace} has no queue {place.queue}",
-                            fix="embark render writes kueue.yaml: kubectl apply -f it once, or leave place.queue out")
-        if place.volume and not kubectl.has("persistentvolumeclaims", handle.where["claim"]):
-            raise UserError(f"the claim {handle.where['claim']} of place.volume does not exist",
-                            fix="embark render writes storage.sh: run it once")
+        queue = str(handle.where["queue"])
+        if queue and not kubectl.has("localqueues.kueue.x-k8s.io", queue):
+            raise UserError(f"the namespace {place.namespace} has no queue {queue}",
+                            fix=CONTRACT if place.is_existing else
+                            "embark render writes kueue.yaml: kubectl apply -f it once, or leave place.queue out")
+        if (claim := handle.where["claim"]) and not kubectl.has("persistentvolumeclaims", claim):
+            raise UserError(f"the claim {claim} does not exist in namespace {place.namespace}",
+                            fix=CONTRACT if place.is_existing else "embark render writes storage.sh: run it once")
 
     def submit(self, request: LaunchRequest) -> None:
         """Apply the manifest, after the server has validated all of it."""
         handle, kubectl = request.handle, self._kubectl(request.handle)
-        path = self._manifest(request.spec)
-        manifest = next(file for file in render_spec(request.spec) if file.path == path)
-        namespace, text = kubectl.cluster.namespace, manifest.text
+        paths, namespace = self._manifests(request), kubectl.cluster.namespace
+        files = sorted((one for one in render_spec(request.spec) if one.path in paths),
+                       key=lambda one: paths.index(one.path))
         # A server-side dry run knows no namespace that does not exist.
-        if not self._make_namespace(request, kubectl):
-            text = _without_namespace(text)
-        kubectl.apply(text, manifest.path, is_check=True)
+        may_make = self._make_namespace(request, kubectl)
+        texts = [one.text if may_make else _without_namespace(one.text) for one in files]
+        name, text = ", ".join(one.path for one in files), "\n---\n".join(texts)
+        kubectl.apply(text, name, is_check=True)
         beside = f"its ConfigMap, Service and account in namespace {namespace}"
         request.record(Resource(f"{self._title(handle)} with {beside}", f"embark cancel {handle.name}"))
-        kubectl.apply(text, manifest.path, is_check=False)
+        kubectl.apply(text, name, is_check=False)
 
     def status(self, handle: RunHandle) -> Status:
         job = self._find(handle)
@@ -127,9 +132,9 @@ class Kubernetes(LaunchBackend):
         removed += [small for small in self._small_objects(handle) if kubectl.delete(*small.split("/"))]
         return CancelResult(tuple(removed), self._remains(handle))
 
-    def _manifest(self, spec: RunSpec) -> str:
-        """Return the path of the manifest that is applied."""
-        return MANIFESTS[spec.place.target][0]
+    def _manifests(self, request: LaunchRequest) -> list[str]:
+        """Return the paths of the manifests that are applied, in their order."""
+        return [MANIFESTS[request.spec.place.target][0]]
 
     def _make_namespace(self, request: LaunchRequest, kubectl: Kubectl) -> bool:
         """Make the namespace if it is missing. False if namespaces may not even be read, so that it must exist."""
@@ -138,6 +143,9 @@ class Kubernetes(LaunchBackend):
             is_there = kubectl.get("namespaces", namespace, in_namespace=False) is not None
         except Forbidden:  # whose rights end at one namespace has been given that one
             return False
+        if not is_there and request.spec.place.is_existing:
+            raise UserError(f"the cluster has no namespace {namespace}",
+                            fix=CONTRACT)
         if not is_there:
             request.record(Resource(f"namespace {namespace}", kubectl.cluster.line("delete", "namespace", namespace)))
             kubectl.make_namespace()
@@ -146,6 +154,8 @@ class Kubernetes(LaunchBackend):
     def _remains(self, handle: RunHandle) -> tuple[Resource, ...]:
         cluster = self._cluster(handle)
         namespace = cluster.namespace
+        if handle.where.get("is_existing"):  # whose namespace, claim and machines are someone else's
+            return (handle.checkpoints,)
         found = [Resource(f"namespace {namespace} with its service account {handle.where['service_account']}",
                         cluster.line("delete", "namespace", namespace) + ", if no other run is in it")]
         if claim := handle.where["claim"]:

@@ -4,14 +4,15 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
-from embark.kubernetes.objects import OPERATOR_VERSIONS
+from embark.kubernetes.contract import CONTRACT, Forbidden
 from embark.launch.http import API_RETRY, Unavailable, retry_api
 from embark.launch.shell import CommandResult, Notify, Shell
 from embark.store.errors import RetryPolicy
@@ -57,13 +58,13 @@ class Cluster:
     def fix(self, kind: ErrorKind, err: str = "") -> str:
         logins: dict[str, str] = _TABLE["logins"]
         login = logins.get(self.cloud, "")
-        install = next((how for name, how in _TABLE["installs"].items() if name in err.lower()), "")
+        install = next((how for name, how in CONTRACT["installs"].items() if name in err.lower()), "")
         fix: str = _TABLE["errors"].get(kind, {}).get("fix", "")
         return fix.format(
             kubectl=self.line(), namespace=self.namespace,
             login=login or "log in to the cloud again; " + "; ".join(logins.values()),
             credentials=login.rpartition("then ")[2] or "kubectl config get-contexts; kubectl config use-context NAME",
-            install=install.format_map(OPERATOR_VERSIONS) or "install the operator that has this kind")
+            install=install.format_map(load_catalog().versions) or "install the operator that has this kind")
 
 
 class Kubectl:
@@ -81,11 +82,35 @@ class Kubectl:
             "get", kind, name, "--output=json", "--ignore-not-found", in_namespace=in_namespace)))
         return _object(done.out)
 
-    def items(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
-        chosen = [f"--selector={selector}"] if selector else []
-        done = self._call(lambda: self._shell.ask(self.words("get", kind, "--output=json", *chosen)))
+    def items(self, kind: str, selector: str = "", *, everywhere: bool = False) -> list[dict[str, Any]]:
+        """Return the objects of a kind in the namespace or, with `everywhere`, in all of them."""
+        chosen = [*([f"--selector={selector}"] if selector else []), *(["--all-namespaces"] if everywhere else [])]
+        done = self._call(lambda: self._shell.ask(self.words("get", kind, "--output=json", *chosen,
+                                                             in_namespace=not everywhere)))
         found = _object(done.out)
         return [] if found is None else list(found.get("items", ()))
+
+    def raw(self, path: str) -> dict[str, Any] | None:
+        """Return the answer of the API at a path; None if there is nothing."""
+        done = self._call(lambda: self._shell.ask(self.words("get", f"--raw={path}", in_namespace=False)),
+                          fine=("not found", "no such kind"))
+        return _object(done.out)
+
+    def may(self, verb: str, resource: str) -> bool:
+        """Return whether the user has a right, by a SelfSubjectAccessReview. `pods/log` is a subresource."""
+        name, _, part = resource.partition("/")  # kubectl would take `log` for the name of a pod
+        words = self.words("auth", "can-i", verb, name, *([f"--subresource={part}"] if part else []))
+        done = self._call(lambda: self._shell.ask(words), fine=("other",))
+        return done.out.strip() == "yes"
+
+    def refusal(self, thing: Mapping[str, Any]) -> str:
+        """Return why the API server would not create an object; empty if it would. A dry run stores nothing."""
+        words = self.words("create", "--dry-run=server", "--output=name", "--filename=-")
+        done = self._call(lambda: self._shell.ask(words, stdin=json.dumps(thing)),
+                          fine=("other", "not found", "forbidden"))
+        if "cannot create resource" in done.err:  # a right of the user's, and no policy
+            raise self.cluster.error(done)
+        return "" if done.is_ok else _last_line(done)
 
     def has(self, kind: str, name: str) -> bool:
         """Return whether there is such an object; on a dry run, everything is taken to exist."""
@@ -125,10 +150,6 @@ class Kubectl:
             return done
 
         return retry_api(checked, self._retry, self._notify, name=self.cluster.title, fix=self.cluster.fix("away"))
-
-
-class Forbidden(UserError):
-    """The user lacks a permission."""
 
 
 class NoSuchKind(UserError):

@@ -1,0 +1,44 @@
+"""A batch job of Slurm as a JobSet, so that it is rehearsed as one: it has the same tasks, all start again together,
+and an exit code that is final ends them."""
+
+from dataclasses import replace
+
+from embark.kubernetes.objects import K8sObject
+from embark.render.command import SPEC_VARIABLE
+from embark.render.job import PORT, Job
+from embark.render.targets.kubernetes import RETRIES_PER_NODE
+from embark.render.targets.slurm import FINAL, RAISED, encode, settings, task
+
+FOLDER = "/mnt/submission"  # Path in the pods of the directory of the submission.
+START = """
+export SLURM_PROCID=$JOB_COMPLETION_INDEX
+trap 'trap : TERM; kill -TERM 0' TERM
+bash -c "$1" &
+while true; do
+  CODE=0
+  wait "$!" || CODE=$?
+  kill -0 "$!" 2>/dev/null || exit "$CODE"
+done
+"""
+"""Shell text. Slurm sends a notice to all processes of a task, and Kubernetes to the first of a pod."""
+
+
+def batch_job(job: Job) -> K8sObject:
+    """Return what the tasks of the job are as pods. What they save goes below their own directory."""
+    store = job.spec.store.model_copy(update={"root": "runs"})
+    job = replace(job, spec=job.spec.model_copy(update={"store": store}))
+    env = {one.name: one.value for one in settings(job)} | {
+        SPEC_VARIABLE: encode(job.spec), "MASTER": f"{job.name}-node-0-0.{job.name}", "PORT": str(PORT)}
+    container = {"name": "trainer", "image": job.image, "command": ["bash", "-c", START, "task", task(job)],
+                 "env": [{"name": name, "value": value} for name, value in env.items()], "workingDir": FOLDER,
+                 "volumeMounts": [{"name": "submission", "mountPath": FOLDER}]}
+    pod = {"restartPolicy": "Never", "containers": [container],
+           "volumes": [{"name": "submission", "persistentVolumeClaim": {"claimName": "submission"}}]}
+    final = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [RAISED + code for code in FINAL]}}
+    child = {"parallelism": job.num_nodes, "completions": job.num_nodes, "completionMode": "Indexed",
+             "backoffLimit": 0, "podFailurePolicy": {"rules": [final]}, "template": {"spec": pod}}
+    return {
+        "apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": job.name}, "spec": {
+            "failurePolicy": {"maxRestarts": RETRIES_PER_NODE * job.num_nodes, "rules": [
+                {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]},
+            "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": child}}]}}
