@@ -144,7 +144,7 @@ def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple
                         *(f"kubectl rollout status {part} {in_namespace} --timeout=1h"
                           for part in (*parts, f"deployment/{job.name}-serve")), *scales)),
         Step("request", (f"kubectl port-forward {in_namespace} service/{job.name}-serve 8000:80 &",
-                         "curl -s --fail-with-body --retry 9 --retry-delay 1 --retry-connrefused "
+                         "curl -s --fail-with-body --retry 300 --retry-delay 1 --retry-connrefused "
                          "localhost:8000/v2/health/ready")),
         Step("cancel", (f"embark cancel {job.name if trains else f'{job.name}-serve'} --yes",)),
         Step("destroy", (*no_pool, f"(cd {there} && {script} delete --yes)")),
