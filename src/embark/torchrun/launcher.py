@@ -53,14 +53,11 @@ class RanksResult:
 
 def launch(arguments: Sequence[str]) -> RanksResult:
     """Run torchrun with these arguments in this process. Ranks that exit with a final code are not restarted."""
-    from torch.distributed import DistError
     from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
     from torch.distributed.elastic.multiprocessing.api import SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-    from torch.distributed.elastic.rendezvous.api import RendezvousError
     from torch.distributed.launcher import api as launcher
-    from torch.distributed.run import parse_args, run
+    from torch.distributed.run import parse_args
 
     dynamic_rendezvous.get_method_name = method_name
     agents: list[Any] = []
@@ -91,19 +88,38 @@ def launch(arguments: Sequence[str]) -> RanksResult:
     # launch_agent takes the class from its module's namespace; there is no other way to pass one.
     original, launcher.LocalElasticAgent = launcher.LocalElasticAgent, Agent
     try:
+        result = _run(options)
+        # torch's handlers remain, and would end this process with a traceback while it says how its ranks ended.
+        _ignore_signals()
+    except SignalException as error:
+        _ignore_signals()
+        result = RanksResult(_codes(agents), error.sigval.value, f"stopped by {error.sigval.name}")
+    finally:
+        launcher.LocalElasticAgent = original
+    return result
+
+
+def _run(options: Any) -> RanksResult:
+    from torch.distributed import DistError
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+    from torch.distributed.run import run
+
+    try:
         with log_folder(options):
             run(options)
     except ChildFailedError as error:
         codes = {rank: failure.exitcode for rank, failure in sorted(error.failures.items())}
         by_rank = ", ".join(f"rank {rank} with {code}" for rank, code in codes.items())
         return RanksResult(tuple(codes.values()), message=f"the ranks of this machine exited: {by_rank}")
-    except SignalException as error:
-        return RanksResult(_codes(agents), error.sigval.value, f"stopped by {error.sigval.name}")
     except (RendezvousError, DistError) as error:
         return RanksResult((ExitCode.FAULT,), message=f"rendezvous failed: {error}")
-    finally:
-        launcher.LocalElasticAgent = original
     return RanksResult()
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
 
 
 @contextmanager

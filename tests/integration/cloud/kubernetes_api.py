@@ -141,7 +141,8 @@ class KubernetesApi(HttpServer):
                  message=message, type="Warning", lastTimestamp=_now())
 
     def names(self, plural: str) -> set[str]:
-        return {name for kind, _, name in self.objects if kind == plural}
+        with self._lock:  # an object that is being put is not complete
+            return {name for kind, _, name in self.objects if kind == plural}
 
     def delete(self, plural: str, namespace: str, name: str, policy: str) -> None:
         with self._lock:

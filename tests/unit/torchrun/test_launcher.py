@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 import subprocess
+import sys
 
 import pytest
+from limits import HANG_S
 
 from embark.render.job import EXITS
 from embark.torchrun import launcher
@@ -78,6 +80,24 @@ def test_a_parent_that_ignores_sigchld_does_not_hide_how_ranks_ended(monkeypatch
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
+
+
+def test_a_signal_after_the_end_of_the_ranks_does_not_change_the_exit_code(tmp_path):
+    rank = tmp_path / "rank.py"
+    rank.write_text("raise SystemExit(75)")
+    program = f"""
+import os, signal, sys
+from embark.torchrun import launcher
+
+def signalled(*codes, original=launcher.exit_code):
+    os.kill(os.getpid(), signal.SIGTERM)
+    return original(*codes)
+
+launcher.exit_code = signalled
+sys.exit(launcher.main(["--standalone", "--nproc-per-node", "1", {str(rank)!r}]))
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=HANG_S, check=False)
+    assert done.returncode == 75, done.stderr
 
 
 def test_events_of_the_rendezvous_name_who_recorded_them_as_torch_does():
