@@ -162,6 +162,8 @@ def test_runs_that_come_later_are_found_and_followed(tmp_path: Path, monkeypatch
         wait_for(lambda: runs.all() and runs.all()[0].record.steps_done == 50)
         append(tmp_path / "late", step_line(60, time.time()))
         wait_for(lambda: runs.all()[0].record.steps_done == 60)
+        (late,) = runs.all()
+        assert curve(late)["x"][-1] == 60
 
 
 def test_a_store_that_fails_is_reported_and_tried_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

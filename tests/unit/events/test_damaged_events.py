@@ -130,6 +130,9 @@ def read_everywhere(folder: Path) -> None:
 def test_a_damaged_event_stops_no_reader(kind, tmp_path):
     (tmp_path / "events.jsonl").write_bytes(b"\n".join(damaged(kind)) + b"\n")
     read_everywhere(tmp_path)
+    kinds = [event.kind for event in read_events(tmp_path / "events.jsonl")]
+    assert kinds.count(kind) >= 2, "the good ones before and after those that are damaged"
+    assert kinds[-1] == [name for name in KINDS if name in kinds][-1], "what follows them is read too"
 
 
 def test_lines_that_are_no_events_hide_no_event(tmp_path):

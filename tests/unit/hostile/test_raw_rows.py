@@ -46,10 +46,6 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def ends_in_words(*words: str) -> None:
-    assert run([*words, "-q"]) in CODES
-
-
 def read(spec: Any) -> None:
     """Every row of what the spec names, or an error of the tree."""
     with suppress(EmbarkError):
@@ -78,8 +74,10 @@ CELLS = st.one_of(st.text(max_size=6), st.sampled_from(
        name=st.sampled_from(["rows.csv", "rows.tsv", "rows.csv.gz"]), odd=BYTES, is_odd=st.integers(0, 4))
 def test_any_text_of_rows_is_read_or_refused(place, rows, ending, name, odd, is_odd):
     text = ending.join(",".join(row) for row in [["label", "a", "d"], *rows]).encode("utf-8", "replace")
-    (place / name).write_bytes(text if is_odd else text + odd)
-    read_columns(place, name)
+    data = text if is_odd else text + odd
+    (place / name).write_bytes(data)
+    assert read_columns(place, name) in CODES
+    assert tree(place)[name] == data
 
 
 TABLE = pa.table({"label": [0, 1, 1, 0], "a": [1, 2, 3, 4], "d": [0.5, 1.5, None, 2.5], "l": [[1], [], [2, 3], None]})
@@ -95,11 +93,13 @@ def parquet_bytes() -> bytes:
 @given(data=changed_bytes(parquet_bytes()))
 def test_any_parquet_file_is_read_or_refused(place, data):
     (place / "rows.parquet").write_bytes(data)
-    read_columns(place, "rows.parquet")
+    assert read_columns(place, "rows.parquet") in CODES
+    assert tree(place)["rows.parquet"] == data
 
 
-def read_columns(place: Path, name: str) -> None:
+def read_columns(place: Path, name: str) -> int:
+    """Read a file as columns, and return the exit code of its preparation."""
     read(resolve({"model": {"tables": [{"name": "a", "rows": 9}], "num_dense": 1}, "train": {"batch_size": 1},
                   "data": {"kind": "columns", "path": str(place / name), "dense_columns": ["d"]}}))
-    ends_in_words("data", "prepare", "laptop", "--dry-run", "--set", 'data.kind="prepared"', "--set", 'data.path="out"',
-                  "--set", f'data.prepare.input="{name}"')
+    return run(["data", "prepare", "laptop", "--dry-run", "--set", 'data.kind="prepared"', "--set", 'data.path="out"',
+                "--set", f'data.prepare.input="{name}"', "-q"])

@@ -208,24 +208,23 @@ def test_hostile_words_are_refused_or_quoted(name, label, root, table, target):
             job = make_job(resolve(raw), load_catalog())
         except SpecError:
             return
-    for file in own_files(job):
-        _reads_back(file, job)
+    files = own_files(job)
+    assert files
+    assert [file.path for file in files if not _reads_back(file, job)] == []
 
 
-def _reads_back(file, job) -> None:
+def _reads_back(file, job) -> bool:
+    """Return whether a file is what its ending says, runs nothing of the words and holds the spec unchanged."""
     if file.path.endswith(".yaml"):
-        for document in documents_of(file.text):
-            config = document.get("data", {}) if document.get("kind") == "ConfigMap" else {}
-            if config:
-                assert resolve(tomllib.loads(config["spec.toml"])) == job.spec
-    elif file.path.endswith(".py"):
-        tree = ast.parse(file.text)
-        calls = {ast.unparse(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-        assert not calls & {"exec", "eval", "os.system", "__import__"}
-    elif file.path.endswith(".sh"):
-        assert shlex.split(file.text, comments=True)
-    elif file.path == "spec.toml":
-        assert resolve(tomllib.loads(file.text)) == job.spec
+        configs = [document["data"] for document in documents_of(file.text)
+                   if document.get("kind") == "ConfigMap" and document.get("data")]
+        return all(resolve(tomllib.loads(config["spec.toml"])) == job.spec for config in configs)
+    if file.path.endswith(".py"):
+        calls = {ast.unparse(node.func) for node in ast.walk(ast.parse(file.text)) if isinstance(node, ast.Call)}
+        return not calls & {"exec", "eval", "os.system", "__import__"}
+    if file.path.endswith(".sh"):
+        return bool(shlex.split(file.text, comments=True))
+    return file.path != "spec.toml" or resolve(tomllib.loads(file.text)) == job.spec
 
 
 ELASTIC = {"min": 2, "max": 4}
