@@ -378,26 +378,60 @@ def test_the_second_day_in_one_account(cloud: str, walk_of, monkeypatch: pytest.
     ends_well()
 
     walk.render("train.learning_rate=0.05")
+    start_again_after_a_full_volume(walk)
+
+
+# The file that names a version of Kubernetes, its text, that of a version past its date, and both refusals.
+OLD_VERSIONS = {
+    "aws": ("eks_cluster.yaml", 'version: "1.35"', 'version: "1.30"', "invalid version, 1.30 is not supported",
+            "a cluster of eks-1.30 cannot be created any more"),
+    "azure": ("aks_cluster.sh", "--nodepool-name", "--kubernetes-version 1.33 --nodepool-name",
+              "on version 1.33, which is not supported", "a cluster of aks-1.33 cannot be created any more"),
+}  # GKE's scripts name none at all.
+LARGER_GIB = {"aws": 21600, "azure": 20480, "gcp": 20480}
+
+
+def start_again_after_a_full_volume(walk: Walk) -> None:
+    """Fill the volume, destroy the cluster, be refused one of a version past its date, and train on a larger volume in
+    one of today's."""
+    (cluster,) = walk.account.clusters.values()
     cluster.full_paths.add("/mnt/data")
     full = walk.train()
     assert full.code == 70, full.output[-3000:]
     assert "No space left on device" in full.output
     assert walk.gpu_machines == []
-    assert walk.sh(f"./train_dlrm_{cloud}.sh destroy --yes").code == 0
+    assert walk.sh(f"./train_dlrm_{walk.cloud}.sh destroy --yes").code == 0
     assert walk.account.clusters == {}
-    if cloud == "azure":  # GKE's scripts name no version at all.
-        script = walk.folder / "aks_cluster.sh"
-        script.write_text(script.read_text().replace("--nodepool-name", "--kubernetes-version 1.33 --nodepool-name"))
-        old = walk.sh("./aks_cluster.sh up --yes")
+    if walk.cloud in OLD_VERSIONS:
+        name, now, before, refusal, finding = OLD_VERSIONS[walk.cloud]
+        file = walk.folder / name
+        text = file.read_text()
+        assert now in text
+        file.write_text(text.replace(now, before))
+        old = walk.sh("./??s_cluster.sh up --yes")
         assert old.code != 0
-        assert "on version 1.33, which is not supported" in old.output
-        assert "a cluster of aks-1.33 cannot be created any more" in walk.sh("embark lint . || true").output
+        assert refusal in old.output
+        assert finding in walk.sh("embark lint . || true").output
         assert walk.sh("embark render run.toml --force").code == 0
-    larger = walk.sh(f"CAPACITY_GIB=20480 ./train_dlrm_{cloud}.sh --yes")
+        assert file.read_text() == text
+    size_gib = LARGER_GIB[walk.cloud]
+    larger = walk.sh(f"CAPACITY_GIB={size_gib} ./train_dlrm_{walk.cloud}.sh --yes")
     assert larger.code == 0, larger.output[-3000:]
-    (bought,) = [one.words for one in walk.account.records if "20480" in " ".join(one.words)]
-    assert "create" in bought, "a larger file system, in a cluster of a version that the cloud sells today"
+    (bought,) = [one.words for one in walk.account.records if str(size_gib) in " ".join(one.words)]
+    assert "create" in " ".join(bought), "a larger file system, in a cluster of a version that the cloud sells today"
     assert walk.gpu_machines == []
+
+
+def test_aws_starts_again_with_a_larger_volume_and_todays_version(walk_of, trains_at_once):
+    walk = walk_of("aws")
+    walk.render("place.volume=fsx-lustre-scratch-2", "data.kind=prepared", "data.path=/mnt/data/rows")
+    walk.push()
+    assert walk.sh("./storage.sh buckets\nmkdir rows && printf 0 >rows/part-0.bin\n"
+                   "embark data copy rows \"$(grep -o 's3://own-7/data[^}]*' storage.sh | head -1)\"").code == 0
+    done = walk.train()
+    assert done.code == 0, done.output[-3000:]
+    walk.render("train.learning_rate=0.05")
+    start_again_after_a_full_volume(walk)
 
 
 def test_destroy_leaves_no_logs_and_nothing_paid(walk_of, trains_at_once):

@@ -84,7 +84,7 @@ class EksCloud:
         # The driver's fsGroupPolicy is ReadWriteOnceWithFSType: the volume must have that access mode and a type.
         modes = (volume.get("spec") or {}).get("accessModes") or []
         takes_group = bool(csi.get("fsType")) and bool({"ReadWriteOnce", "ReadWriteOncePod"} & set(modes))
-        return VolumeFacts(fsx.folder_of(self.account, found), takes_fs_group=takes_group)
+        return VolumeFacts(fsx.folder_of(self.account, found), takes_fs_group=takes_group, fetches=True)
 
     def make_disk(self, name: str, driver: str, gib: float) -> str:
         if not self.has_driver_role:

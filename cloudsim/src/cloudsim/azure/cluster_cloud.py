@@ -90,7 +90,7 @@ class AksCloud:
         if "vers=3" in options.replace("nfsvers", "vers") and "NFSv3" not in body["protocolTypes"]:
             return f"MountVolume.SetUp failed: mount.nfs: Protocol not supported for {server}:{path}"
         # The in-tree NFS plugin leaves owner and mode of the server's files as they are.
-        return VolumeFacts(self._folder(found), mode=int(body["unixPermissions"], 8), takes_fs_group=False)
+        return VolumeFacts(self._folder(found), mode=int(body["unixPermissions"], 8))
 
     def _lustre(self, server: str) -> VolumeFacts | str:
         found = next((one for one in self.azure.resources.of_kind(LUSTRE)
@@ -98,7 +98,7 @@ class AksCloud:
         if found is None or not self.azure.resources.is_ready(found):
             return f"MountVolume.SetUp failed: mount.lustre: mount {server}@tcp:/lustrefs failed: Connection timed out"
         # The driver's CSIDriver object has fsGroupPolicy File.
-        return VolumeFacts(self._folder(found), mode=0o755, takes_fs_group=True)
+        return VolumeFacts(self._folder(found), takes_fs_group=True)
 
     def _blob(self, account: str, container: str) -> VolumeFacts | str:
         kubelet = self.body["identityProfile"]["kubeletidentity"]["objectId"]

@@ -17,6 +17,7 @@ class VolumeFacts:
     gid: int = 0
     mode: int = 0o755
     takes_fs_group: bool = False  # The kubelet changes the root's group to the pod's fsGroup.
+    fetches: bool = False  # Files of a bucket take their space when they are first read.
 
 
 @dataclass(frozen=True, slots=True)

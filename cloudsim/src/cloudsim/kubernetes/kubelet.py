@@ -118,7 +118,7 @@ def path_trouble(cluster: Cluster, stored: Object, path: str, pool: NodePool, *,
             f"there is no manifest.json in {path}: no volume of the pod is mounted there")
     facts, below = found
     target = facts.folder / below
-    if write and any(Path(path).is_relative_to(root) for root in cluster.full_paths):
+    if (write or facts.fetches) and any(Path(path).is_relative_to(root) for root in cluster.full_paths):
         return f"OSError: [Errno 28] No space left on device: '{path}'"
     if write:
         return "" if may_write(facts, spec) else f"PermissionError: [Errno 13] Permission denied: '{path}'"
