@@ -33,7 +33,7 @@ class Dimension:
 
     @property
     def is_log(self) -> bool:
-        return self.is_range and bool(0 < self.values[0] * LOG_RATIO <= self.values[1])
+        return bool(0 < self.values[0] * LOG_RATIO <= self.values[1])
 
     def contains(self, value: Any) -> bool:
         if not self.is_range:
@@ -43,14 +43,12 @@ class Dimension:
     def suggest(self, trial: optuna.Trial, field: str) -> Any:
         if not self.is_range:
             return trial.suggest_categorical(field, self.values)
-        low, high = self.values
-        if self.is_int:
-            return trial.suggest_int(field, low, high, log=self.is_log)
-        return trial.suggest_float(field, low, high, log=self.is_log)
+        suggest = trial.suggest_int if self.is_int else trial.suggest_float
+        return suggest(field, *self.values, log=self.is_log)
 
     def __str__(self) -> str:
-        words = [f"{value:g}" if self.is_range or isinstance(value, float) else str(value) for value in self.values]
-        return (".." if self.is_range else ",").join(words)
+        return (".." if self.is_range else ",").join(
+            f"{value:g}" if isinstance(value, float) else str(value) for value in self.values)
 
 
 SearchSpace = Mapping[str, Dimension]
@@ -68,17 +66,16 @@ def with_values(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
 def own_values(spec: RunSpec, fields: Iterable[str]) -> dict[str, Any]:
     """Return the spec's own values of these fields."""
     values = flatten(spec.model_dump())
-    if values["train.dense_learning_rate"] is None:
-        values["train.dense_learning_rate"] = spec.train.learning_rate
+    values["train.dense_learning_rate"] = values["train.dense_learning_rate"] or spec.train.learning_rate
     return {field: values[field] for field in fields}
 
 
 def parse_search(spec: RunSpec, arguments: Sequence[str]) -> SearchSpace:
     """Parse `train.learning_rate=0.001..0.1` and `train.batch_size=256,512`."""
-    return {argument.partition("=")[0]: _parse(spec, argument) for argument in arguments}
+    return dict(_parse(spec, argument) for argument in arguments)
 
 
-def _parse(spec: RunSpec, argument: str) -> Dimension:
+def _parse(spec: RunSpec, argument: str) -> tuple[str, Dimension]:
     field, _, text = argument.partition("=")
     section, _, name = field.partition(".")
     if section not in SECTIONS or not text or not name:
@@ -93,12 +90,11 @@ def _parse(spec: RunSpec, argument: str) -> Dimension:
         if len(set(values)) < 2:
             raise UserError(f"--search {argument}: is one value: there is nothing to search",
                             fix=f"--set {field}={text} fixes it")
-        return Dimension(values)
-    are_numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    if not are_numbers or len(values) != 2 or not values[0] < values[1]:
+        return field, Dimension(values)
+    if {*map(type, values)} - {int, float} or len(values) != 2 or not values[0] < values[1]:
         raise UserError(f"--search {argument}: is not a range of numbers from low to high",
                         fix=f"--search {field}=LOW..HIGH")
-    return Dimension(values, True, isinstance(getattr(getattr(spec, section), name, None), int))
+    return field, Dimension(values, True, isinstance(getattr(getattr(spec, section), name, None), int))
 
 
 def default_space(spec: RunSpec, *, has_regularization: bool) -> SearchSpace:
@@ -111,7 +107,7 @@ def default_space(spec: RunSpec, *, has_regularization: bool) -> SearchSpace:
             low, high = about["range"]
             space[field] = Dimension((min(low, own or low), max(high, own)), True)
             continue
-        choices = about.get("choices") or [own // part for part in about["parts"]]
+        choices = about.get("choices") or [own // part for part in about["parts"] if own // part >= MIN_BATCH]
         allowed = tuple(value for value in dict.fromkeys([own, *choices]) if _is_allowed(spec, field, value))
         if len(allowed) > 1 and (has_regularization or not about.get("is_regularization")):
             space[field] = Dimension(allowed)
@@ -121,8 +117,6 @@ def default_space(spec: RunSpec, *, has_regularization: bool) -> SearchSpace:
 
 
 def _is_allowed(spec: RunSpec, field: str, value: Any) -> bool:
-    if field == "train.batch_size" and value < MIN_BATCH:
-        return False
     try:
         with_values(spec, {field: value})
     except SpecError:

@@ -12,13 +12,13 @@ import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embark.catalog.pricing import price_of_run
-from embark.errors import Diverged, EmbarkError, Fault, Interrupted, OverBudget, Preempted, RunInUse, UserError
+from embark.errors import Diverged, OverBudget, RunInUse, UserError
 from embark.events import Event, Fanout, Sink, read_events
 from embark.events.events import to_jsonable
 from embark.events.metrics import metric
@@ -41,7 +41,6 @@ from embark.tuning.search_space import default_space, own_values, parse_search, 
 
 if TYPE_CHECKING:
     import optuna
-    from optuna.storages.journal import JournalFileOpenLock, JournalFileSymlinkLock
 
     from embark.run.trainer import TrainerBackend
 
@@ -50,7 +49,7 @@ BEST = "best.toml"
 JOURNAL = "optuna.journal"
 SUBJECT = "subject"  # Key of the tuned spec and its search space.
 NUM_STARTUP_TRIALS = 5  # Complete trials before any trial is pruned.
-NUM_KEPT_EVALUATIONS = 2  # The first evaluations of a trial, by which it is not pruned yet.
+FIRST_EVALUATION = 3  # The first evaluation of a trial by which it may be pruned.
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "unfinished"}
 
 
@@ -109,12 +108,14 @@ def tune(
     events of all trials, and a `trial` event before and after each.
     """
     search = Search(spec, request or TuneRequest(), view)
-    with nullcontext(signals) if signals else StopSignals() as entered, ExitStack() as at_end:
+    with nullcontext(signals) if signals else StopSignals() as entered, ExitStack() as at_end, \
+            warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of samplers that are new, and of evaluations reported twice
         if search.request.workers > 1:
             make_run_directory(search.folder)
         else:
-            folder = search.spec.model_copy(update={"name": search.folder.name})
-            RunOpener(entered, view, at_end).acquire_run(folder, fresh=False)
+            RunOpener(entered, view, at_end).acquire_run(
+                search.spec.model_copy(update={"name": search.folder.name}), fresh=False)
         return search.run(entered)
 
 
@@ -130,31 +131,36 @@ class Search:
     _study: optuna.Study
 
     def __init__(self, spec: RunSpec, request: TuneRequest, view: Sequence[Sink]) -> None:
-        self.request, self._view, self._given = request, view, with_absolute_paths(spec)
+        self.request, self._view = request, _OpenFanout(view)
         run_dir = RunDir(run_uri(spec.store.root, f"{spec.name}-tune"))
         if run_dir.is_remote:
             raise UserError(f"store.root = {spec.store.root}: embark tune keeps its trials in a local directory",
                             fix="--set store.root=runs")
-        for name, value in (("trials", request.trials), ("minutes", request.minutes), ("workers", request.workers)):
+        for name in ("trials", "minutes", "workers"):
+            value = getattr(request, name)
             if value is not None and not 0 < value < math.inf:
                 raise UserError(f"--{name} {value} is not a positive number", fix=f"leave --{name} out, or give one")
         self.folder = run_dir.path
         self._metric = request.metric or measured_metrics(spec.model)[0]
-        if (mistake := metric_mistake(spec.model, "--metric", self._metric)) is not None:
+        if (mistake := metric_mistake(spec.model, "--metric", self._metric)):
             raise UserError(f"--metric {self._metric} {mistake.what}", fix=mistake.fix)
         run = resolve_run(spec)
-        spec, source = run.spec, run.source
-        if not source.num_eval_samples:
+        if not run.source.num_eval_samples:
             raise UserError("embark tune compares trials on held-out samples, and the data has none",
                             fix="hold some out: data.eval_fraction, or data.num_eval_samples")
-        self._given = with_train_defaults(self._given, source.num_train_samples)
-        self.spec, self._num_train_samples = spec, source.num_train_samples
+        self._num_train_samples = run.source.num_train_samples
+        self._given = with_train_defaults(with_absolute_paths(spec), self._num_train_samples)
+        self.spec = spec = run.spec
         self._space = parse_search(spec, request.search) or default_space(
             spec, has_regularization=not wants_jax(spec) and spec.train.engine != "cuda_graph")
         self._search = {field: str(dimension) for field, dimension in self._space.items()}
         duration = {f"train.{name}": getattr(spec.train, name) for name in ("num_epochs", "num_steps", "eval_every")}
         self._subject = {**run.identity, **duration, "--metric": self._metric, "--search": self._search}
-        self._usd_per_hour = _price(spec)
+        self._usd_per_s = _usd_per_s(spec)
+        limits = [(60 * (request.minutes or math.inf), "minutes")]
+        if spec.place.budget_usd is not None and self._usd_per_s:
+            limits.append((spec.place.budget_usd / self._usd_per_s, "usd"))
+        self._limit_s, self._limit = min(limits)  # The one that is reached first.
         self._finished: dict[int, TrialResult] = {}
         self._elsewhere: set[int] = set()  # Trials that other workers are training.
 
@@ -162,24 +168,23 @@ class Search:
         """Run trials until the number, the minutes or the dollars are reached."""
         self._open_study()
         backend: TrainerBackend | None = None
-        while not (spent := [name for name, left in self._left(self._save()).items() if left <= 0]):
+        while not (result := self._save()).stopped_by:
             backend = backend or open_backend(self.spec)
-            with self._next_trial() as (trial, values):
-                if trial is None:  # the last ones are with other workers
-                    return self._save("trials")
-                self._emit(self._save(), trial.number)
-                try:
-                    self._train(trial, self.trial_spec(trial.number, values), backend, signals)
-                except RunInUse:
-                    if self.request.workers == 1:
-                        raise
-                    self._elsewhere.add(trial.number)
-                    continue
-                except OverBudget:
-                    left = self._left(self._save()) | {"trials": math.inf}
-                    return self._save(min(left, key=left.__getitem__))
-            self._emit(self._save(), trial.number)
-        return self._save(spent[0])
+            trial = self._next_trial()
+            if trial is None:  # the last ones are with other workers
+                break
+            self._emit(trial.number)
+            try:
+                self._train(trial, backend, signals)
+            except RunInUse:
+                if self.request.workers == 1:
+                    raise
+                self._elsewhere.add(trial.number)
+                continue
+            except OverBudget:
+                return self._save(self._limit)
+            self._emit(trial.number)
+        return result
 
     def _open_study(self) -> None:
         """Begin with the spec's own values, or resume a study of the same subject; another one is refused."""
@@ -191,73 +196,53 @@ class Search:
         journal = self.folder / JOURNAL
         subject = json.loads(json.dumps(self._subject))
         try:
-            _check_files(journal)
+            if journal.is_symlink() or (self.folder / TUNE).is_dir():
+                raise ValueError(f"it is a link, or {TUNE} is a folder")
             if self.request.workers == 1:  # the lease excludes a live one
                 Path(f"{journal}.lock").unlink(missing_ok=True)
             journal.touch()
-            with _held(JournalFileSymlinkLock(str(journal))):
-                _cut_partial_line(journal)
+            with _held(JournalFileSymlinkLock(str(journal))):  # a killed process may have left a part of a line
+                os.truncate(journal, journal.read_bytes().rfind(b"\n") + 1)
             self._study = optuna.create_study(
                 storage=optuna.storages.JournalStorage(JournalFileBackend(str(journal))), study_name="tune",
                 load_if_exists=True, direction="maximize" if metric(self._metric).better == "up" else "minimize",
                 pruner=optuna.pruners.MedianPruner(n_startup_trials=NUM_STARTUP_TRIALS,
-                                                   n_warmup_steps=NUM_KEPT_EVALUATIONS + 1))
+                                                   n_warmup_steps=FIRST_EVALUATION))
             before = dict(self._study.user_attrs.get(SUBJECT, subject))
-        except (OSError, ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError,
-                ValueError) as error:  # Optuna replays the journal, and checks none of its values
-            raise _damaged(journal, f"{error!r:.200}") from None
+        except Exception as error:  # Optuna replays the journal, and checks none of its values
+            raise self._damage(f"{error!r:.200}") from None
         changed = sorted(name for name in {*before, *subject} if before.get(name) != subject.get(name))
         if changed:
             raise UserError(f"{self.folder} has the trials of another search: {', '.join(changed)} changed",
                             fix="--set name=… starts a new search")
-        for one in self._trials():
-            self._check_values(one.number, one.params)
         with self._alone():
             self._study.set_user_attr(SUBJECT, subject)
-            if not self._study.get_trials(deepcopy=False):
-                own = own_values(self.spec, self._space)
-                self._study.enqueue_trial({field: own[field] for field, of in self._space.items()
-                                           if of.contains(own[field])})
+            if not self._study.get_trials():
+                self._study.enqueue_trial({field: value for field, value in own_values(self.spec, self._space).items()
+                                           if self._space[field].contains(value)})
 
     def _trials(self) -> list[optuna.trial.FrozenTrial]:
         """Return the trials that were started."""
         return [one for one in self._study.get_trials() if one.state.name != "WAITING"]
 
-    @contextmanager
-    def _next_trial(self) -> Iterator[tuple[optuna.Trial | None, dict[str, Any]]]:
-        """Give the trial that was interrupted, or a new one, with its values; None if other workers have the rest."""
+    def _next_trial(self) -> optuna.Trial | None:
+        """Return the trial that was interrupted, or a new one; None if other workers have the rest."""
         import optuna
 
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of samplers that are new, and of evaluations reported twice
-            with self._alone():
-                begun = self._trials()
-                left = [one for one in begun if not one.state.is_finished() and one.number not in self._elsewhere]
-                can_begin = len(begun) < self.request.trials
-                if can_begin and (not left or self.request.workers > 1):
-                    found: optuna.Trial | optuna.trial.FrozenTrial | None = self._study.ask()
-                else:
-                    found = left[0] if left else None
-            if found is None:
-                yield None, {}
-                return
-            self._study.sampler = optuna.samplers.TPESampler(
-                seed=self.spec.train.seed + found.number, multivariate=True, constant_liar=self.request.workers > 1)
-            trial = optuna.Trial(self._study, found._trial_id)
-            values = {field: dimension.suggest(trial, field) for field, dimension in self._space.items()}
-            self._check_values(trial.number, values)
-            yield trial, values
-
-    def _check_values(self, number: int, values: Mapping[str, Any]) -> None:
-        """Refuse values that a search over this space cannot have given to a trial."""
-        for field, value in values.items():
-            if field not in self._space or not self._space[field].contains(value):
-                raise _damaged(self.folder / JOURNAL, f"{field} of trial {number} is {value!r:.100}")
-
-    def _why_pruned(self, trial: optuna.Trial) -> str:
-        """Return why a trial is not worth its remaining steps; empty if it is."""
-        return f"pruned: held-out {metric(self._metric).label} is worse than the median of the trials before" \
-            if trial.should_prune() else ""
+        with self._alone():
+            begun = self._trials()
+            waiting: list[Any] = [one for one in begun
+                                  if not one.state.is_finished() and one.number not in self._elsewhere]
+            if len(begun) < self.request.trials and (not waiting or self.request.workers > 1):
+                waiting = [self._study.ask()]
+        if not waiting:
+            return None
+        self._study.sampler = optuna.samplers.TPESampler(
+            seed=self.spec.train.seed + waiting[0].number, multivariate=True, constant_liar=self.request.workers > 1)
+        trial = optuna.Trial(self._study, waiting[0]._trial_id)
+        for field, dimension in self._space.items():
+            dimension.suggest(trial, field)
+        return trial
 
     def tell(self, trial: optuna.Trial, state: str, value: float | None = None) -> None:
         """Record how a trial ended: `COMPLETE`, `PRUNED` or `FAIL`. Another worker may have found it at its end too."""
@@ -266,53 +251,44 @@ class Search:
         with self._alone():
             self._study.tell(trial, value, state=optuna.trial.TrialState[state], skip_if_finished=True)
 
-    def _train(self, trial: optuna.Trial, spec: RunSpec, backend: TrainerBackend, signals: StopSignals) -> None:
+    def _train(self, trial: optuna.Trial, backend: TrainerBackend, signals: StopSignals) -> None:
         from embark.run.loop import train
+
+        spec = self._trial_spec(trial)
 
         def report(evaluated: Mapping[str, Any]) -> str:
             trial.report(evaluated[self._metric], math.ceil(evaluated["step"] / spec.train.eval_every))
-            return self._why_pruned(trial)
+            return f"pruned: held-out {metric(self._metric).label} is worse than the median of the trials before" \
+                if trial.should_prune() else ""
 
-        if self._why_pruned(trial):  # it was, and the process was killed before it could say so
+        if trial.should_prune():  # it was, and the process was killed before it could say so
             return self.tell(trial, "PRUNED")
         # At the deadline the run stops as if its budget were spent, and saves.
-        left = self._left(self._result()) | {"trials": math.inf}
-        signals.deadline_s = time.monotonic() + min(left.values()) / self.request.workers
+        signals.deadline_s = time.monotonic() + (self._limit_s - self._result().seconds) / self.request.workers
         try:
-            ended = train(spec, backend, [_OpenFanout(self._view)], signals=signals, prune=report)
-        except (Interrupted, Preempted, OverBudget, RunInUse, Fault):
-            raise  # the same trial resumes
-        except EmbarkError as error:
+            ended = train(spec, backend, [self._view], signals=signals, prune=report)
+        except (OverBudget, RunInUse):
+            raise  # the same trial resumes, as after a fault, a preemption or Ctrl-C
+        except UserError:
             self.tell(trial, "FAIL")
-            if not isinstance(error, Diverged):
-                raise
-            return None
+            raise
+        except Diverged:
+            return self.tell(trial, "FAIL")
         finally:
             signals.deadline_s = math.inf
-        if ended["step"] < num_steps_of(spec.train, self._num_train_samples) and self._why_pruned(trial):
+        if ended["step"] < num_steps_of(spec.train, self._num_train_samples) and trial.should_prune():
             return self.tell(trial, "PRUNED")
         early = ended.get(EARLY_STOPPING) or {}  # of the best checkpoint, which is the one to use
         best = early.get("best") if early.get("metric") == self._metric else None
         value = float(ended[self._metric] if best is None else best)
         return self.tell(trial, "COMPLETE", value) if math.isfinite(value) else self.tell(trial, "FAIL")
 
-    def trial_spec(self, number: int, values: Mapping[str, Any]) -> RunSpec:
+    def _trial_spec(self, trial: optuna.Trial) -> RunSpec:
         """Return the spec of a trial, which is evaluated at the same shares of its steps as every other."""
         spec = with_values(self.spec, {  # the budget is that of all trials together
-            **values, "name": trial_name(number), "store.root": str(self.folder), "place.budget_usd": None})
-        if spec.train.eval_every:
-            return spec
-        num_steps = num_steps_of(spec.train, self._num_train_samples)
-        return with_values(spec, {"train.eval_every": max(1, math.ceil(num_steps / NUM_EVALUATIONS))})
-
-    def _left(self, result: TuneResult) -> dict[str, float]:
-        """Return how many trials are left, and how many seconds until the minutes and the dollars are spent."""
-        left = {"trials": float(self.request.trials - sum(one.state != "unfinished" for one in result.trials))}
-        if self.request.minutes is not None:
-            left["minutes"] = self.request.minutes * 60 - result.seconds
-        if self.spec.place.budget_usd is not None and self._usd_per_hour:
-            left["usd"] = self.spec.place.budget_usd / self._usd_per_hour * 3600 - result.seconds
-        return left
+            **trial.params, "name": trial_name(trial.number), "store.root": str(self.folder), "place.budget_usd": None})
+        share = math.ceil(num_steps_of(spec.train, self._num_train_samples) / NUM_EVALUATIONS)
+        return with_values(spec, {"train.eval_every": spec.train.eval_every or share})
 
     def _save(self, stopped_by: str = "") -> TuneResult:
         """Write the results, for `embark watch` and for a person, and remove checkpoints that nobody needs."""
@@ -322,57 +298,60 @@ class Search:
                 best = with_values(self._given, {**result.trials[result.best].values,
                                                  "name": f"{self.spec.name}-tuned"})
                 write_atomic(self.folder / BEST, to_toml(best, only_set=True))
-            write_atomic(self.folder / TUNE, json.dumps(to_jsonable(asdict(result)), indent=1, allow_nan=False) + "\n")
-        for one in result.trials:
-            if one.number != result.best and one.state != "unfinished":
-                for folder in ("checkpoints", "data"):
-                    shutil.rmtree(Path(one.run_dir, folder), ignore_errors=True)
+            write_atomic(self.folder / TUNE, json.dumps(to_jsonable(asdict(result)), indent=1) + "\n")
+        for number in self._finished.keys() - {result.best}:
+            for folder in ("checkpoints", "data"):
+                shutil.rmtree(self.folder / trial_name(number) / folder, ignore_errors=True)
         return result
 
     def _result(self, stopped_by: str = "") -> TuneResult:
         trials = tuple(self._trial_result(one) for one in self._trials())
-        sign = 1 if metric(self._metric).better == "up" else -1
-        complete = {one.number: sign * (one.value or 0.0) for one in trials if one.state == "complete"}
-        best = max(complete, key=complete.__getitem__, default=None)
+        choose = max if metric(self._metric).better == "up" else min
+        best = choose((one for one in trials if one.value is not None), key=lambda one: one.value or 0.0, default=None)
         seconds = sum(one.seconds for one in trials)
-        if stopped_by == "trials" and any(one.state == "unfinished" for one in trials):
-            stopped_by = ""
+        if len(self._finished) >= self.request.trials:
+            stopped_by = "trials"
+        elif seconds >= self._limit_s:
+            stopped_by = self._limit
         return TuneResult(
             folder=str(self.folder), metric=self._metric, search=self._search, trials=trials,
-            num_wanted=self.request.trials, stopped_by=stopped_by, best=best,
-            best_value=None if best is None else trials[best].value,
+            num_wanted=self.request.trials, stopped_by=stopped_by,
+            best=best.number if best else None, best_value=best.value if best else None,
             own_value=trials[0].value if trials else None,
-            best_spec="" if best is None else str(self.folder / BEST), seconds=seconds,
-            usd=self._usd(seconds),
-        )
+            best_spec=str(self.folder / BEST) if best else "", seconds=seconds,
+            usd=self._usd_per_s and seconds * self._usd_per_s)
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
+    def _alone(self) -> AbstractContextManager[None]:
         """Exclude the other workers."""
         from optuna.storages.journal import JournalFileOpenLock
 
-        with nullcontext() if self.request.workers == 1 else _held(JournalFileOpenLock(str(self.folder / "workers"))):
-            yield
-
-    def _usd(self, seconds: float) -> float | None:
-        return None if self._usd_per_hour is None else seconds / 3600 * self._usd_per_hour
+        return nullcontext() if self.request.workers == 1 else _held(JournalFileOpenLock(str(self.folder / "workers")))
 
     def _trial_result(self, frozen: optuna.trial.FrozenTrial) -> TrialResult:
         if frozen.number in self._finished:
             return self._finished[frozen.number]
+        for field, value in frozen.params.items():  # a search over this space cannot have given other values
+            if field not in self._space or not self._space[field].contains(value):
+                raise self._damage(f"{field} of trial {frozen.number} is {value!r:.100}")
         run_dir = RunDir(str(self.folder / trial_name(frozen.number)))
-        events = list(read_events(run_dir.events)) if run_dir.events.is_file() else []
+        events = read_events(run_dir.events) if run_dir.events.is_file() else []
         seconds = sum(one.held_s for one in attempts(events))
         result = TrialResult(
-            number=frozen.number, state=STATES[frozen.state.name], values=dict(frozen.params), run_dir=run_dir.uri,
+            number=frozen.number, state=STATES[frozen.state.name], values=frozen.params, run_dir=run_dir.uri,
             value=frozen.value if frozen.state.name == "COMPLETE" else None,
-            seconds=seconds, usd=self._usd(seconds))
-        if result.state != "unfinished":
+            seconds=seconds, usd=self._usd_per_s and seconds * self._usd_per_s)
+        if frozen.state.is_finished():
             self._finished[frozen.number] = result
         return result
 
-    def _emit(self, result: TuneResult, number: int) -> None:
-        Fanout(self._view).emit(Event("trial", {
+    def _damage(self, why: str) -> UserError:
+        return UserError(f"{self.folder / JOURNAL}: is damaged: {why}",
+                         fix="remove it: the trials are run again; or --set name=… starts a new search")
+
+    def _emit(self, number: int) -> None:
+        """Save, and tell the sinks about a trial."""
+        result = self._save()
+        self._view.emit(Event("trial", {
             **asdict(result.trials[number]), "best": result.best, "best_value": result.best_value,
             "num_wanted": result.num_wanted}))
 
@@ -388,23 +367,18 @@ def trial_name(number: int) -> str:
     return f"trial-{number:04d}"
 
 
-def _price(spec: RunSpec) -> float | None:
+def _usd_per_s(spec: RunSpec) -> float | None:
     """Return the price of this machine, by the rule of `embark plan` and `embark report`."""
-    price, given, budget_usd = price_of_run(spec, {}), usd_per_hour(), spec.place.budget_usd
+    price, given = price_of_run(spec, {}), usd_per_hour()
     per_hour = price.usd_per_hour if given is None else given
-    if budget_usd is not None and per_hour is None:
-        raise UserError(f"a budget of {format_usd(budget_usd)} cannot be enforced. {price.text}",
+    if spec.place.budget_usd is not None and per_hour is None:
+        raise UserError(f"a budget of {format_usd(spec.place.budget_usd)} cannot be enforced. {price.text}",
                         fix=f"set {PRICE} to its dollars per hour, or limit the search by --minutes")
-    return per_hour
-
-
-def _damaged(journal: Path, why: str) -> UserError:
-    return UserError(f"{journal}: is damaged: {why}",
-                     fix="remove it: the trials are run again; or --set name=… starts a new search")
+    return per_hour and per_hour / 3600
 
 
 @contextmanager
-def _held(lock: JournalFileOpenLock | JournalFileSymlinkLock) -> Iterator[None]:
+def _held(lock: Any) -> Iterator[None]:
     """Hold one of Optuna's locks, which need nothing of the file system, and which it takes from a process that has
     held one for 30 s."""
     lock.acquire()
@@ -413,16 +387,3 @@ def _held(lock: JournalFileOpenLock | JournalFileSymlinkLock) -> Iterator[None]:
     finally:
         with suppress(RuntimeError):  # this process has held it for so long
             lock.release()
-
-
-def _check_files(journal: Path) -> None:
-    for path in (journal, journal.with_name(TUNE)):
-        if path.is_symlink() or path.is_dir():
-            raise ValueError(f"{path.name} is a link or a directory")
-
-
-def _cut_partial_line(journal: Path) -> None:
-    """Cut off a line that a killed process did not finish, which Optuna would refuse."""
-    size = journal.read_bytes().rfind(b"\n") + 1
-    if size != journal.stat().st_size:
-        os.truncate(journal, size)
