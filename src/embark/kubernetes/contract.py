@@ -18,7 +18,7 @@ from embark.catalog import load_catalog
 from embark.errors import EmbarkError, UserError
 from embark.kubernetes.names import IDENTITY_ANNOTATIONS
 from embark.kubernetes.objects import K8sObject, Objects, at, condition_of, quantity, rows, texts
-from embark.kubernetes.pods import GPU_RESOURCES, TPU, pod_specs, trains
+from embark.kubernetes.pods import GPU_RESOURCES, TPU, blocking_taints, pod_specs, requested, trains
 
 CONTRACT: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 ITEMS: dict[str, dict[str, str]] = CONTRACT["items"]
@@ -240,12 +240,12 @@ class Contract:
         chosen = [one for one in nodes if wanted.items() <= texts(at(one, "metadata.labels")).items()]
         yield self._finding("labels", len(chosen) >= num, f"{len(chosen)} of {num} ready nodes with {labels}")
         num = min(num, len(chosen))
-        taints = Counter(taint for one in chosen for taint in _taints(one, rows(pod, "tolerations")))
-        chosen = [one for one in chosen if not list(_taints(one, rows(pod, "tolerations")))]
+        taints = Counter(taint for one in chosen for taint in blocking_taints(one, rows(pod, "tolerations")))
+        chosen = [one for one in chosen if not list(blocking_taints(one, rows(pod, "tolerations")))]
         if num:
             yield self._finding("taints", len(chosen) >= num, f"{len(chosen)} of {num} nodes" + (
                 f"; not tolerated: {', '.join(taints)}" if taints else ""), taint='", "'.join(taints))
-        for resource, amount in _requests(pod).items() if chosen else ():
+        for resource, amount in requested(pod).items() if chosen else ():
             amounts = sorted((quantity(texts(at(one, "status.allocatable")).get(resource, "0")) or 0.0
                               for one in chosen), reverse=True)
             item = "devices" if resource in (*GPU_RESOURCES, TPU) else "fabric" if "/" in resource else "room"
@@ -266,24 +266,3 @@ class Contract:
                 yield self._finding("admission", False, said)
                 return
         yield Finding("admission", "met", "the API server would create the pods")
-
-
-def _taints(node: K8sObject, tolerations: list[K8sObject]) -> Iterator[str]:
-    """Yield the taints of a node that keep the pod away, as kubectl writes them."""
-    for taint in rows(node, "spec.taints"):
-        key, value, effect = (str(taint.get(name) or "") for name in ("key", "value", "effect"))
-        is_tolerated = any(
-            str(one.get("key") or key) == key and str(one.get("effect") or effect) == effect
-            and (one.get("operator") == "Exists" or str(one.get("value") or "") == value) for one in tolerations)
-        if effect != "PreferNoSchedule" and not is_tolerated:
-            yield f"{key}={value}:{effect}" if value else f"{key}:{effect}"
-
-
-def _requests(pod: K8sObject) -> dict[str, float]:
-    """Return what the containers of a pod ask for together, with those that run beside them."""
-    beside = [one for one in rows(pod, "initContainers") if one.get("restartPolicy") == "Always"]
-    total: Counter[str] = Counter()
-    for container in (*rows(pod, "containers"), *beside):
-        asked = texts(at(container, "resources.limits")) | texts(at(container, "resources.requests"))
-        total.update({name: quantity(amount) or 0.0 for name, amount in asked.items()})
-    return dict(total)

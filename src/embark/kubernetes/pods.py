@@ -2,6 +2,7 @@
 names that lead to the pod."""
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -14,6 +15,7 @@ NVIDIA_GPU, AMD_GPU, TPU = "nvidia.com/gpu", "amd.com/gpu", "google.com/tpu"
 GPU_RESOURCES = (NVIDIA_GPU, AMD_GPU)
 POD_IP = "@pod-ip@"  # Stands for an address that is known only once the pod is started.
 MountKind = Literal["files", "scratch", "shared", "host"]
+Names = Mapping[str, Sequence[str]]  # The pods that each DNS name leads to.
 _ACCELERATOR = re.compile(r"[^/]+/(gpu|tpu|mig-)")  # Also `nvidia.com/gpu.shared` and slices such as `mig-1g.5gb`.
 _TORCHRUN = re.compile(r"\b(torchrun|torch\.distributed\.(run|launch))\b")
 _REFERENCE = re.compile(r"\$\$|\$\(([^)]*)\)")
@@ -41,8 +43,8 @@ def starts_torchrun(container: K8sObject) -> bool:
 
 def embark_words(argv: Sequence[str]) -> list[str]:
     """Return the words behind `embark` in a command; none if it runs another program."""
-    at_embark = next((index for index, word in enumerate(argv) if word.rpartition("/")[2] == "embark"), len(argv))
-    return list(argv[at_embark + 1:])
+    programs = [word.rpartition("/")[2] for word in argv]
+    return list(argv[programs.index("embark") + 1:]) if "embark" in programs else []
 
 
 def pod_specs(thing: Any) -> Iterator[K8sObject]:
@@ -56,20 +58,32 @@ def pod_specs(thing: Any) -> Iterator[K8sObject]:
 
 
 def requested(spec: K8sObject) -> dict[str, float]:
-    """Return the resources that the containers of a pod request together."""
-    total: dict[str, float] = {}
-    for container in rows(spec, "containers"):
-        for name, amount in texts(at(container, "resources.requests")).items():
-            total[name] = total.get(name, 0.0) + (quantity(amount) or 0.0)
-    return total
+    """Return what the containers of a pod request together, with those that run beside them; a limit alone is a
+    request."""
+    beside = [one for one in rows(spec, "initContainers") if one.get("restartPolicy") == "Always"]
+    total: Counter[str] = Counter()
+    for container in (*rows(spec, "containers"), *beside):
+        amounts = texts(at(container, "resources.limits")) | texts(at(container, "resources.requests"))
+        total.update({name: quantity(amount) or 0.0 for name, amount in amounts.items()})
+    return dict(total)
+
+
+def blocking_taints(node: K8sObject, tolerations: list[K8sObject]) -> Iterator[str]:
+    """Yield the taints of a node that keep a pod away, as kubectl writes them."""
+    for taint in rows(node, "spec.taints"):
+        key, value, effect = (str(taint.get(name) or "") for name in ("key", "value", "effect"))
+        is_tolerated = any(
+            str(one.get("key") or key) == key and str(one.get("effect") or effect) == effect
+            and (one.get("operator") == "Exists" or str(one.get("value") or "") == value) for one in tolerations)
+        if effect != "PreferNoSchedule" and not is_tolerated:
+            yield f"{key}={value}:{effect}" if value else f"{key}:{effect}"
 
 
 def room_for(spec: K8sObject, nodes: Sequence[K8sObject], pods: Sequence[K8sObject]) -> int:
-    """Return how many more pods of a spec without tolerations the nodes have room for, beside what `pods` request."""
+    """Return how many more pods of a spec the nodes have room for, beside what `pods` request."""
     selector, wanted, room = texts(spec.get("nodeSelector")), requested(spec), 0
     for node in nodes:
-        is_closed = at(node, "spec.unschedulable") or any(
-            taint.get("effect") != "PreferNoSchedule" for taint in rows(node, "spec.taints"))
+        is_closed = at(node, "spec.unschedulable") or any(blocking_taints(node, rows(spec, "tolerations")))
         if is_closed or not selector.items() <= texts(at(node, "metadata.labels")).items():
             continue
         there = [requested(one["spec"]) for one in pods if at(one, "spec.nodeName") == name_of(node)
@@ -258,35 +272,31 @@ def variables(container: K8sObject, objects: Objects, pod: PodIdentity) -> Varia
             missing.append(f"ConfigMap {reference.get('name')}")
     for row in rows(container, "env"):
         name = str(row.get("name", ""))
-        if "valueFrom" not in row:
-            values[name] = expand(texts(row).get("value", ""), values)
-            continue
-        value, lack, secret = _referred(row["valueFrom"], container, objects, pod)
+        value = _referred(row["valueFrom"], container, objects, pod, missing, unset_secrets) if "valueFrom" in row \
+            else expand(texts(row).get("value", ""), values)
         if value is not None:
             values[name] = value
-        missing += [lack] if lack else []
-        unset_secrets += [secret] if secret else []
     return Variables({**values, **pod.env}, tuple(dict.fromkeys(missing)), tuple(dict.fromkeys(unset_secrets)))
 
 
 def _referred(
-    source: K8sObject, container: K8sObject, objects: Objects, pod: PodIdentity
-) -> tuple[str | None, str, str]:
-    """Return three texts: the value, what is missing for it, and the secret that no file has."""
+    source: K8sObject, container: K8sObject, objects: Objects, pod: PodIdentity, missing: list[str], secrets: list[str]
+) -> str | None:
+    """Return the value; what no file has is added to `missing` or, of a Secret, to `secrets`."""
     if path := at(source, "fieldRef.fieldPath"):
-        return _field(str(path), pod), "", ""
+        return _field(str(path), pod)
     for key, kind in (("configMapKeyRef", "ConfigMap"), ("secretKeyRef", "Secret")):
         if reference := source.get(key):
             contents = objects.data_of(kind, str(reference.get("name")), pod.namespace)
             value = (contents or {}).get(str(reference.get("key")))
-            what = f"{kind} {reference.get('name')}, key {reference.get('key')}"
-            if value is not None or reference.get("optional"):
-                return value, "", ""
-            return (None, "", what) if kind == "Secret" else (None, what, "")
+            if value is None and not reference.get("optional"):
+                (secrets if kind == "Secret" else missing).append(
+                    f"{kind} {reference.get('name')}, key {reference.get('key')}")
+            return value
     if resource := at(source, "resourceFieldRef.resource"):
         section, _, word = str(resource).partition(".")
-        return texts(at(container, f"resources.{section}")).get(word, "0"), "", ""
-    return None, "", ""
+        return texts(at(container, f"resources.{section}")).get(word, "0")
+    return None
 
 
 def _field(path: str, pod: PodIdentity) -> str:
@@ -311,19 +321,6 @@ class Service:
         return bool(self.selector) and pod.namespace == self.namespace and self.selector.items() <= pod.labels.items()
 
 
-@dataclass(frozen=True, slots=True)
-class Names:
-    """The names that pods can look up."""
-
-    by_pod: Mapping[str, tuple[str, ...]]  # The names that lead to each pod.
-
-    def pods_of(self, host: str) -> list[str]:
-        return [pod for pod, names in self.by_pod.items() if host in names]
-
-    def resolves(self, host: str) -> bool:
-        return bool(self.pods_of(host))
-
-
 def read_services(objects: Objects) -> list[Service]:
     return [Service(name_of(one), namespace_of(one), texts(at(one, "spec.selector")),
                     str(at(one, "spec.clusterIP")) == "None", bool(at(one, "spec.publishNotReadyAddresses")))
@@ -333,17 +330,17 @@ def read_services(objects: Objects) -> list[Service]:
 def dns_names(pods: Sequence[Pod], services: Sequence[Service]) -> Names:
     """Return names that pods can look up. A pod's name needs a headless Service called like its subdomain; a Service's
     name leads to all pods that it selects."""
-    found: dict[str, list[str]] = {pod.name: [] for pod in pods}
+    found: dict[str, list[str]] = {}
     for service in services:
         for pod in pods:
             # Without a probe a pod is ready as soon as it runs.
-            is_published = service.publishes_not_ready or not pod.has_readiness_probe
-            if not service.selects(pod) or not is_published:
-                continue
-            found[pod.name] += _qualified(service.name, service.namespace)
-            if service.is_headless and service.name == pod.subdomain:
-                found[pod.name] += pod.names
-    return Names({pod: tuple(dict.fromkeys(names)) for pod, names in found.items()})
+            if service.selects(pod) and (service.publishes_not_ready or not pod.has_readiness_probe):
+                names = _qualified(service.name, service.namespace)
+                if service.is_headless and service.name == pod.subdomain:
+                    names += pod.names
+                for name in names:
+                    found.setdefault(name, []).append(pod.name)
+    return found
 
 
 def _qualified(name: str, namespace: str) -> tuple[str, ...]:

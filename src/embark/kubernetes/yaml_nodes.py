@@ -106,13 +106,11 @@ class Node:
         return bool(self.location)
 
     def __getitem__(self, key: str) -> Node:
-        pair = self.pairs.get(key) if self.pairs else None
-        return pair[1] if pair else NOTHING
+        return (self.pairs or {}).get(key, (NOTHING, NOTHING))[1]
 
     def key(self, name: str) -> Node:
         """Return the node of the key itself."""
-        pair = self.pairs.get(name) if self.pairs else None
-        return pair[0] if pair else NOTHING
+        return (self.pairs or {}).get(name, (NOTHING, NOTHING))[0]
 
     def at(self, dotted: str) -> Node:
         """Return the node at a dotted path such as `spec.template.spec`."""

@@ -171,10 +171,10 @@ class Processes:
             text = _PORT.sub(self._endpoint, text)
             text = _PORT_WORD.sub(lambda match: f"{match[1]}{self._port(match[2])}", text)
             text = _HOST_WORD.sub(self._host, text)
-            text = re.sub(r"[\w.-]+", lambda match: LOOPBACK if self._names.resolves(match[0]) and "." in match[0]
+            text = re.sub(r"[\w.-]+", lambda match: LOOPBACK if match[0] in self._names and "." in match[0]
                           else match[0], text)
             text = text.replace(POD_IP, LOOPBACK)
-            if self._names.resolves(text):
+            if text in self._names:
                 text = LOOPBACK
             return paths.sub(lambda match: places[match[0]], text) if paths else text
 
@@ -186,12 +186,12 @@ class Processes:
 
     def _endpoint(self, match: re.Match[str]) -> str:
         is_custom = match["host"] in ("localhost", LOOPBACK)
-        if not is_custom and not self._names.resolves(match["host"]):
+        if not is_custom and match["host"] not in self._names:
             return match[0]
         return f"{LOOPBACK}:{self._port(match['port'])}"
 
     def _host(self, match: re.Match[str]) -> str:
-        return f"{match[1]}{LOOPBACK if self._names.resolves(match[2]) else match[2]}"
+        return f"{match[1]}{LOOPBACK if match[2] in self._names else match[2]}"
 
     def _port(self, there: str) -> str:
         """Return a free port, the same each time, so that two rehearsals of one machine do not meet."""

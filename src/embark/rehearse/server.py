@@ -20,7 +20,6 @@ from embark.errors import EmbarkError, UserError
 from embark.formatting import format_duration, pluralize
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, rows
 from embark.kubernetes.pods import (
-    Names,
     Pod,
     PodIdentity,
     command_words,
@@ -281,7 +280,7 @@ def prepare_server(texts: Mapping[str, str], objects: Objects, artifact: str = "
     ports = tuple(free_port() for _ in range(num))
     pods = [pod_here(pod, there, uri, port) for pod, port in zip(pods, ports, strict=False)]
     return PreparedServer(
-        kind="Deployment", name=name, title=f"Deployment {name}: {pluralize(num, 'replica')}", names=Names({}),
+        kind="Deployment", name=name, title=f"Deployment {name}: {pluralize(num, 'replica')}", names={},
         pods=tuple(pods), ports=ports,
         probe=str(at(container, "readinessProbe.httpGet.path") or ""), rows=_request(uri),
         metric=_metric(_scaler(deployment, objects)), service=_check_service(objects, pods[0], container),

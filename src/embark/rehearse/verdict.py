@@ -163,7 +163,7 @@ def _cannot_meet(case: Case) -> Cause | None:
     if case.outcome.finish == "succeeded" or (sizes and min(sizes) == len(case.pods) * case.num_processes):
         return None
     host = next(filter(None, map(_endpoint_host, case.pods)), "")
-    is_lost = not re.fullmatch(r"|localhost|[\d.]+|.*\$.*", host) and not case.workload.names.resolves(host)
+    is_lost = not re.fullmatch(r"|localhost|[\d.]+|.*\$.*", host) and host not in case.workload.names
     found = [one for one in case.findings if one.name in _NEVER_MEET or (is_lost and one.name in _NO_SUCH_NAME)]
     if not found and not is_lost:
         return None

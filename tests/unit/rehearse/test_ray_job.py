@@ -57,7 +57,7 @@ def test_a_head_workers_and_a_submitter_run_what_kuberay_writes(manifest):
     assert "until [ -e /tmp/ray/session_latest/sockets/raylet.1 ]" in second.args[0], "one after the other"
     assert submitter.args[0].endswith("ray job submit --address http://dlrm-head-svc:8265 -- python "
                                       "/etc/embark/ray_train.py")
-    assert prepared.workload.names.pods_of("dlrm-head-svc") == [head.name]
+    assert prepared.workload.names["dlrm-head-svc"] == [head.name]
     driver = next(mount.files["ray_train.py"] for mount in head.mounts if "ray_train.py" in mount.files)
     assert 'f"--nproc-per-node=1"' in driver
     assert "NUM_CPUS = 92" in driver, "what the driver asks of Ray is what it asks of the cluster's"

@@ -25,7 +25,7 @@ def test_the_examples_pods_find_each_other_and_fit_this_machine(path):
     for pod in workload.pods:
         launch = launch_of(pod)
         assert launch is not None
-        assert len(workload.names.pods_of(launch.endpoint_host)) == 1
+        assert len(workload.names[launch.endpoint_host]) == 1
         assert launch.nproc == 2
         assert not pod.missing
     assert prepared.run is not None

@@ -23,10 +23,10 @@ def workload_of(text: str) -> Workload:
 def test_a_pod_has_its_name_in_every_length():
     names = workload_of(GOOD).names
     for host in ("dlrm-0.dlrm", "dlrm-0.dlrm.embark", "dlrm-0.dlrm.embark.svc", "dlrm-0.dlrm.embark.svc.cluster.local"):
-        assert names.pods_of(host) == ["dlrm-0"]
-    assert names.pods_of("dlrm") == ["dlrm-0", "dlrm-1"]
-    assert not names.resolves("dlrm-0")
-    assert not names.resolves("dlrm-2.dlrm")
+        assert names[host] == ["dlrm-0"]
+    assert names["dlrm"] == ["dlrm-0", "dlrm-1"]
+    assert "dlrm-0" not in names
+    assert "dlrm-2.dlrm" not in names
 
 
 ENDPOINT = "--rdzv-endpoint=dlrm-0.dlrm:29500"
@@ -48,7 +48,7 @@ ENDPOINT = "--rdzv-endpoint=dlrm-0.dlrm:29500"
 def test_every_way_to_miss_it_has_its_sentence(old, new, host, why):
     assert old in GOOD
     text = GOOD.replace(old, new)
-    assert not workload_of(text).names.resolves(host)
+    assert host not in workload_of(text).names
     verdict = verdict_of(text)
     assert verdict.sentence.startswith(f"pods 0 and 1 wait for {host}, a name that does not resolve: ")
     assert why in verdict.sentence
@@ -57,11 +57,11 @@ def test_every_way_to_miss_it_has_its_sentence(old, new, host, why):
 
 def test_without_not_ready_addresses_a_probe_hides_the_pod():
     text = GOOD.replace("publishNotReadyAddresses: true", "publishNotReadyAddresses: false")
-    assert workload_of(text).names.resolves("dlrm-0.dlrm")  # ready as soon as it runs
+    assert "dlrm-0.dlrm" in workload_of(text).names  # ready as soon as it runs
     assert "resolve" not in verdict_of(text).sentence
     probed = text.replace("        workingDir: /scratch",
                           "        readinessProbe: {tcpSocket: {port: 1}}\n        workingDir: /scratch")
-    assert not workload_of(probed).names.resolves("dlrm-0.dlrm")
+    assert "dlrm-0.dlrm" not in workload_of(probed).names
     assert "names only pods that are Ready already" in verdict_of(probed).sentence
 
 

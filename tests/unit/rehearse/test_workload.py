@@ -38,7 +38,7 @@ def test_the_pods_of_a_rendered_job_find_the_first_of_them(kind, cloud):
     for pod in workload.pods:
         launch = launch_of(pod)
         assert launch is not None
-        assert workload.names.pods_of(launch.endpoint_host) == [first]
+        assert workload.names[launch.endpoint_host] == [first]
         assert not pod.missing
         assert launch.nnodes == (2, 2)
         assert pod.grace_s == float(pod.env["EMBARK_GRACE_S"])
@@ -87,7 +87,7 @@ spec:
     assert [pod.env["MASTER_ADDR"] for pod in workload.pods] == ["localhost", "j-master-0", "j-master-0"]
     assert {pod.env["WORLD_SIZE"] for pod in workload.pods} == {"12"}
     assert {pod.env["PET_NNODES"] for pod in workload.pods} == {"3"}
-    assert workload.names.pods_of("j-master-0") == ["j-master-0"]
+    assert workload.names["j-master-0"] == ["j-master-0"]
 
 
 def test_replicated_jobs_are_numbered_by_job_and_by_pod():
@@ -103,7 +103,7 @@ spec:
 """)
     assert [pod.hostname for pod in workload.pods] == ["s-w-0-0", "s-w-0-1", "s-w-1-0", "s-w-1-1"]
     assert [pod.index for pod in workload.pods] == [0, 1, 2, 3]
-    assert workload.names.pods_of("s-w-1-0.s") == ["s-w-1-0"]
+    assert workload.names["s-w-1-0.s"] == ["s-w-1-0"]
     assert workload.pods[0].restart_policy == "OnFailure"  # JobSet's default
 
 
@@ -169,7 +169,7 @@ spec:
 """)
     assert workload.refusal is None
     assert [pod.env["PET_NPROC_PER_NODE"] for pod in workload.pods] == ["4", "4"]
-    assert workload.names.pods_of("t-node-0-0.t") == ["t-node-0-0"]
+    assert workload.names["t-node-0-0.t"] == ["t-node-0-0"]
 
 
 def test_a_config_map_that_no_file_has_is_missing():

@@ -8,7 +8,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from embark.kubernetes.objects import at
-from embark.kubernetes.pods import Names, Pod, main_container
+from embark.kubernetes.pods import Pod, main_container
 from embark.rehearse.controller import Observer
 from embark.rehearse.processes import Processes, free_port
 from embark.rehearse.server import Kubelet, RunningPod, pod_here
@@ -37,7 +37,7 @@ class Servers:
         if key not in self._by_pod:
             atexit.register(self.close)  # The cluster may be deleted before the account ends.
             folder.mkdir(parents=True, exist_ok=True)
-            processes = Processes(Path(mkdtemp(dir=folder)), Names({}), env)
+            processes = Processes(Path(mkdtemp(dir=folder)), {}, env)
             kubelet = Kubelet(processes, Observer(lambda *_: None, lambda _: None), time.monotonic() + READY_S)
             port = free_port()
             running = kubelet.start(pod_here(pod, artifact, artifact, port), port,
