@@ -21,7 +21,7 @@ for word; do
   esac
 done
 fields=({token} "${{0##*/}}" "$PWD" "$input" $# "$@")
-for name in $(compgen -e); do fields+=("$name=${{!name}}"); done
+mapfile -d '' -t -O ${{#fields[@]}} fields </proc/self/environ
 exec 3<>/dev/tcp/127.0.0.1/{port} || exit
 printf '%s\0' ${{#fields[@]}} "${{fields[@]}}" >&3
 IFS= read -r -d '' code <&3

@@ -4,13 +4,14 @@ import contextlib
 import io
 import os
 from collections.abc import Callable, Iterator, Mapping
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import botocore.waiter
 from awscli.clidriver import create_clidriver
+from botocore.loaders import create_loader
 
 from cloudsim.account import AnsweredBy, Call
 from cloudsim.aws.account import HOME_REGION, AwsAccount
@@ -34,8 +35,13 @@ class AwsCli:
     def driver(self) -> Any:
         """The CLI's driver, which is cached because it registers hundreds of handlers and reads AWS's models."""
         driver = create_clidriver()
-        driver.session.register_component("data_loader", _loader(driver.session))
-        hook(self.account, driver.session, self.denial)
+        session = driver.session
+        session.register_component("data_loader", _loader(session.get_config_variable("data_path")))
+        hook(self.account, session, self.denial)
+        create = cache(session.create_client)
+        # Each client would read the model of its service.
+        session.create_client = lambda service, region_name=None, **options: create(
+            service, region_name or session.get_config_variable("region"), **options)
         return driver
 
     def run(self, call: Call) -> str:
@@ -71,14 +77,7 @@ class AwsCli:
         self.account.context = f"{region}/{name}"
 
 
-_LOADERS: list[Any] = []
-
-
-def _loader(session: Any) -> Any:
-    """Return the data loader of the first session, which keeps the models that it has read."""
-    if not _LOADERS:
-        _LOADERS.append(session.get_component("data_loader"))
-    return _LOADERS[0]
+_loader = cache(create_loader)  # All sessions share the models that it has read.
 
 
 @contextlib.contextmanager

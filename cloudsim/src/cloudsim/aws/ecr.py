@@ -41,7 +41,7 @@ class EcrRegistry:
         return ""
 
     def push_error(self, image: str, logins: set[str]) -> str:
-        host, path = image.partition("/")[0], image.partition("/")[2]
+        host, _, path = image.partition("/")
         if host not in logins:
             return "no basic auth credentials"
         return self.repository_error(host, path)

@@ -3,9 +3,11 @@
 import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from typing import Any
 
 import kubernetes_validate
+from kubernetes_validate import utils
 
 from cloudsim.kubernetes.cluster import ANY_TAINT, Cluster, Object
 from cloudsim.kubernetes.kinds import ObjectKind, Release, releases
@@ -15,6 +17,7 @@ from embark.kubernetes.objects import Objects, at, name_of, rows
 from embark.kubernetes.pods import pod_specs
 from embark.rehearse.workload import make_workload
 
+utils.schema_contents = cache(utils.schema_contents)  # It would read megabytes for each object.
 REHEARSED = ("Job", "JobSet", "TrainJob", "PyTorchJob")
 IMMUTABLE = {
     "Deployment": ("selector",),

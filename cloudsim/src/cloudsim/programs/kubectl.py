@@ -363,7 +363,7 @@ def _documents(call: Call, name: str) -> list[Object]:
     found = []
     for one in names:
         try:
-            found += [thing for thing in yaml.safe_load_all(call.read(one)) if thing]
+            found += [thing for thing in yaml.load_all(call.read(one), yaml.CSafeLoader) if thing]
         except yaml.YAMLError as error:
             raise Refusal(f"error: error parsing {one}: {error}") from error
     return found
