@@ -1,7 +1,6 @@
 """`az aks`: clusters and their node pools."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -330,11 +329,3 @@ def _check_quota(azure: Subscription, kind: MachineType, location: str, count: i
     error = azure.quota_error(kind, location, count, is_spot=is_spot)
     if error:
         raise Refusal(error)
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "aks create": create_cluster, "aks show": show_cluster, "aks update": update_cluster, "aks delete": delete_cluster,
-    "aks get-credentials": get_credentials, "aks nodepool add": add_pool, "aks nodepool show": show_pool,
-    "aks nodepool list": list_pools, "aks nodepool scale": scale_pool, "aks nodepool update": update_pool,
-    "aks nodepool delete": delete_pool,
-}

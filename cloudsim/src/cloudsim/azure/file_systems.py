@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudsim.account import Call
-from cloudsim.azure.arm import Subscription, shown
+from cloudsim.azure.arm import Subscription
 from cloudsim.azure.facts import FACTS
 from cloudsim.azure.networks import SUBNET
 from cloudsim.grammar import ParsedCommand
@@ -155,16 +155,3 @@ def _delete(kind: str) -> Callable[[Subscription, ParsedCommand, Call], Any]:
         azure.delete(command, found, takes_s=120.0)
 
     return answer
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "netappfiles account create": create_account, "netappfiles account show": shown(ACCOUNT, *NAMES[ACCOUNT]),
-    "netappfiles account delete": _delete(ACCOUNT), "netappfiles account list": _list(ACCOUNT),
-    "netappfiles pool create": create_pool, "netappfiles pool show": shown(POOL, *NAMES[POOL]),
-    "netappfiles pool delete": _delete(POOL), "netappfiles pool list": _list(POOL, "--account-name"),
-    "netappfiles volume create": create_volume, "netappfiles volume show": shown(VOLUME, *NAMES[VOLUME]),
-    "netappfiles volume delete": _delete(VOLUME),
-    "netappfiles volume list": _list(VOLUME, "--account-name", "--pool-name"),
-    "amlfs create": create_lustre, "amlfs show": shown(LUSTRE, *NAMES[LUSTRE]), "amlfs delete": _delete(LUSTRE),
-    "amlfs list": _list(LUSTRE),
-}

@@ -1,10 +1,9 @@
 """`az identity` and `az role`: managed identities, federated credentials and role assignments."""
 
-from collections.abc import Callable
 from typing import Any
 
 from cloudsim.account import Call
-from cloudsim.azure.arm import VM, RoleAssignment, Subscription, identifier, names_of, shown
+from cloudsim.azure.arm import VM, RoleAssignment, Subscription, identifier, names_of
 from cloudsim.azure.facts import FACTS
 from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal
@@ -113,10 +112,3 @@ def _view(one: RoleAssignment) -> dict[str, Any]:
     name = identifier("assignment", one.role, one.principal, one.scope)
     return {"id": f"{one.scope}/providers/Microsoft.Authorization/roleAssignments/{name}", "name": name,
             "roleDefinitionName": one.role, "principalId": one.principal, "scope": one.scope}
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "identity create": create_identity, "identity show": shown(IDENTITY), "identity delete": delete_identity,
-    "identity federated-credential create": create_credential, "role assignment create": create_assignment,
-    "role assignment list": list_assignments, "role assignment delete": delete_assignments,
-}

@@ -1,14 +1,13 @@
 """`az vm`: plain machines and the log of their first start."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from cloudsim.account import Call
-from cloudsim.azure.arm import VM, Subscription, identifier, names_of, shown
+from cloudsim.azure.arm import VM, Subscription, identifier, names_of
 from cloudsim.azure.cluster_cloud import ACCOUNT_VARIABLE, blob_error
 from cloudsim.azure.facts import FACTS
 from cloudsim.azure.networks import NSG, PPG, SUBNET, VNET, add_subnet
@@ -163,9 +162,3 @@ def machine_log(azure: Subscription, machine: Resource) -> str:
             if error:
                 return f"{uri}: {error}"
     return f"rank {machine.name.rpartition('-')[2]}: the image is there, {spec.store.root} can be written: training"
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "vm availability-set create": create_set, "vm create": create, "vm show": shown(VM), "vm list": list_machines,
-    "vm delete": delete, "vm start": start, "vm run-command invoke": run_command,
-}

@@ -2,11 +2,10 @@
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
 from cloudsim.account import Call
-from cloudsim.azure.arm import Subscription, names_of, shown
+from cloudsim.azure.arm import Subscription, names_of
 from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal
 
@@ -87,11 +86,3 @@ def list_activity(azure: Subscription, command: ParsedCommand, call: Call) -> An
     if command["--resource-group"]:
         azure.group(command.text("--resource-group"))
     return []
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "monitor account create": create_workspace, "monitor account show": shown(WORKSPACE),
-    "monitor action-group create": create_actions, "monitor action-group show": shown(ACTIONS),
-    "monitor metrics alert create": create_alert, "monitor activity-log list": list_activity,
-    "deployment group create": deploy,
-}

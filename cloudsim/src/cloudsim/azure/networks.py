@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from cloudsim.account import Call
-from cloudsim.azure.arm import Subscription, names_of, shown
+from cloudsim.azure.arm import Subscription, names_of
 from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal, Resource
 
@@ -127,14 +127,3 @@ def _delete(kind: str, *flags: str) -> Callable[[Subscription, ParsedCommand, Ca
             azure.delete(command, found)
 
     return answer
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "network vnet create": create_vnet, "network vnet list": _list(VNET), "network vnet show": shown(VNET, "--name"),
-    "network vnet delete": _delete(VNET, "--name"), "network vnet subnet create": create_subnet,
-    "network vnet subnet show": shown(SUBNET, "--vnet-name", "--name"),
-    "network vnet subnet delete": _delete(SUBNET, "--vnet-name", "--name"), "network nsg create": create_nsg,
-    "network nsg show": shown(NSG, "--name"), "network nsg rule create": create_rule,
-    "network nsg delete": _delete(NSG, "--name"), "ppg create": create_ppg, "ppg show": shown(PPG, "--name"),
-    "ppg delete": _delete(PPG, "--name"), "ppg list": _list(PPG),
-}

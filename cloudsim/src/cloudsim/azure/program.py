@@ -1,7 +1,7 @@
 """`az`: parses its arguments, calls the function that answers, and formats the output."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,24 +10,11 @@ import yaml
 from jmespath.exceptions import JMESPathError  # type: ignore[import-untyped]
 
 from cloudsim.account import AnsweredBy, Call
-from cloudsim.azure import (
-    aks,
-    file_systems,
-    identities,
-    machines,
-    monitoring,
-    networks,
-    storage,
-    subscriptions,
-)
 from cloudsim.azure.arm import Subscription
-from cloudsim.grammar import ParsedCommand, load_grammar
+from cloudsim.grammar import ParsedCommand, load_grammar, load_handlers
 from cloudsim.state import Refusal
 
-Answer = Callable[[Subscription, ParsedCommand, Call], Any]
-ANSWERS: dict[str, Answer] = {name: answer for module in (
-    subscriptions, networks, identities, storage, file_systems, aks, machines, monitoring,
-) for name, answer in module.ANSWERS.items()}
+ANSWERS = load_handlers("azure", "arm")
 PARENT_FLAGS = {"virtualNetworks": "--vnet-name", "netAppAccounts": "--account-name", "capacityPools": "--pool-name"}
 TABLES = {"vm list": ("name", "resourceGroup", "powerState", "publicIps", "location", "zones")}
 """Commands whose tables have columns of their own: azure-cli, vm/_format.py."""

@@ -1,7 +1,6 @@
 """`az storage` and `az acr`: storage accounts with their containers, and registries."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 from cloudsim.account import Call
@@ -142,10 +141,3 @@ def pull_error(azure: Subscription, image: str, principal: str) -> str:
     if not azure.account.images.is_pushed(image):
         return f"{image}: not found"
     return ""
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "storage account create": create_account, "storage account show": show_account,
-    "storage account delete": delete_account, "storage container-rm create": create_container,
-    "acr create": create_registry, "acr show": show_registry, "acr delete": delete_registry, "acr login": login,
-}

@@ -1,6 +1,5 @@
 """`az account`, `group`, `provider`, `feature`, `extension`, `deployment`, quotas and machine types of a region."""
 
-from collections.abc import Callable
 from typing import Any
 
 from cloudsim.account import Call
@@ -139,14 +138,3 @@ def list_skus(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
                          "resourceType": "virtualMachines",
                          "locationInfo": [{"location": location, "zones": FACTS["regions"]["zones"][location]}]})
     return rows
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "account list": list_accounts, "account set": set_account, "account show": show_account, "login": list_accounts,
-    "account get-access-token": show_token, "ad signed-in-user show": show_user, "ad sp show": show_principal,
-    "extension add": add_extension, "feature register": register_feature,
-    "feature show": show_feature, "group create": create_group, "group delete": delete_group,
-    "group exists": has_group, "group list": list_groups, "group show": show_group,
-    "provider register": register_provider, "provider show": show_provider, "vm list-skus": list_skus,
-    "vm list-usage": list_usage,
-}

@@ -1,7 +1,6 @@
 """Login, configuration, services, IAM, billing, quotas and monitoring."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -207,21 +206,9 @@ def _delete_named(kind: str, key: str) -> Any:
     return delete
 
 
-HANDLERS: Mapping[str, Any] = {
-    "auth login": _quiet, "auth application-default login": _quiet, "auth print-access-token": _token,
-    "auth list": lambda project, command: [{"account": "owner@example.com", "status": "ACTIVE"}],
-    "components install": _install, "config set": _set,
-    "config get-value": _get_value, "services enable": _enable, "services list": _services,
-    "projects describe": _project, "projects add-iam-policy-binding": _bind_project,
-    "projects list": lambda project, command: [{"projectId": project.id, "projectNumber": project.number}],
-    "iam service-accounts create": _create_account, "iam service-accounts describe": _account,
-    "iam service-accounts add-iam-policy-binding": _bind_account,
-    "billing projects describe": _billing, "billing budgets create": _create_budget, "billing budgets list": _budgets,
-    "billing budgets delete": _delete_budget, "beta quotas info list": _quota_infos,
-    "beta monitoring channels create": _create_channel,
-    "beta monitoring channels list": _named("channel", "notificationChannels"),
-    "beta monitoring channels delete": _delete_named("channel", "CHANNEL"),
-    "alpha monitoring policies create": _create_policy,
-    "alpha monitoring policies list": _named("policy", "alertPolicies"),
-    "alpha monitoring policies delete": _delete_named("policy", "POLICY"),
-}
+def _logins(project: Project, command: Invocation) -> list[dict[str, Any]]:
+    return [{"account": "owner@example.com", "status": "ACTIVE"}]
+
+
+def _projects(project: Project, command: Invocation) -> list[dict[str, Any]]:
+    return [{"projectId": project.id, "projectNumber": project.number}]

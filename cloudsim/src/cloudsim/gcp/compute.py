@@ -208,10 +208,6 @@ def _instance(project: Project, command: Invocation, name: str = "") -> Resource
                 zone_of(project, command))
 
 
-def _instances(project: Project, command: Invocation) -> Any:
-    return [_show_instance(project, one) for one in project.resources.of_kind("instance")]
-
-
 def _set_status(status: str) -> Any:
     def change(project: Project, command: Invocation) -> str:
         for name in command.names("INSTANCE_NAMES"):
@@ -270,7 +266,7 @@ def _quotas(project: Project, *, is_global: bool) -> list[dict[str, Any]]:
     return [{"metric": name, "limit": project.quota(name), "usage": 0.0} for name in sorted(names)]
 
 
-def _delete(kind: str, collection: str, *, location: str = "") -> Any:
+def _delete(kind: str, collection: str, location: str = "") -> Any:
     def delete(project: Project, command: Invocation) -> str:
         where = region_of(project, command) if location else ""
         for name in command.names():
@@ -280,7 +276,7 @@ def _delete(kind: str, collection: str, *, location: str = "") -> Any:
     return delete
 
 
-def _describe(kind: str, collection: str, *, location: str = "") -> Any:
+def _describe(kind: str, collection: str, location: str = "") -> Any:
     def describe(project: Project, command: Invocation) -> dict[str, Any]:
         where = region_of(project, command) if location else ""
         found = need(project, command, kind, collection, command.name(), where)
@@ -296,30 +292,9 @@ def _machine_types(project: Project, _: Invocation) -> list[dict[str, Any]]:
     return [{"name": name, "zone": zone} for name in sorted(names) for zone in zones if project.is_sold(name, zone)]
 
 
-HANDLERS: Mapping[str, Any] = {
-    "compute networks create": _create_network, "compute networks describe": _describe("network", "networks"),
-    "compute networks delete": _delete("network", "networks"),
-    "compute networks list": lambda project, command: [
-        {"name": one.name} for one in project.resources.of_kind("network")],
-    "compute networks subnets create": _create_subnet,
-    "compute networks subnets describe": _describe("subnetwork", "subnetworks", location="region"),
-    "compute networks subnets delete": _delete("subnetwork", "subnetworks", location="region"),
-    "compute firewall-rules create": _create_rule,
-    "compute firewall-rules describe": _describe("firewall", "firewalls"),
-    "compute firewall-rules delete": _delete("firewall", "firewalls"),
-    "compute firewall-rules list": lambda project, command: [
-        {"name": one.name} for one in project.resources.of_kind("firewall")],
-    "compute addresses create": _create_address, "compute addresses describe": _describe("address", "addresses"),
-    "compute addresses delete": _delete("address", "addresses"),
-    "compute resource-policies create group-placement": _create_placement,
-    "compute resource-policies describe": _describe("resource policy", "resourcePolicies", location="region"),
-    "compute resource-policies delete": _delete("resource policy", "resourcePolicies", location="region"),
-    "compute instances create": _create_instance, "compute instances list": _instances,
-    "compute instances describe": lambda project, command: _show_instance(project, _instance(project, command)),
-    "compute instances start": _set_status("RUNNING"), "compute instances stop": _set_status("TERMINATED"),
-    "compute instances delete": _delete_instances,
-    "compute ssh": _ssh, "compute scp": _scp, "compute regions describe": _region,
-    "compute project-info describe": lambda project, command: {
-        "name": project.id, "quotas": _quotas(project, is_global=True)},
-    "compute machine-types list": _machine_types, "compute operations list": lambda project, command: [],
-}
+def _nothing(project: Project, command: Invocation) -> list[Any]:
+    return []
+
+
+def _global_quotas(project: Project, command: Invocation) -> dict[str, Any]:
+    return {"name": project.id, "quotas": _quotas(project, is_global=True)}

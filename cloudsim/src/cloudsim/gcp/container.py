@@ -253,7 +253,7 @@ def _drop_pool(project: Project, found: Resource) -> None:
 
 
 def _delete_cluster(project: Project, command: Invocation) -> str:
-    found = _find(project, command, command.name())
+    found = _named(project, command)
     for pool in [one for one in project.resources.of_kind("node pool") if found.key in one.uses]:
         _drop_pool(project, pool)
     project.account.clusters.pop(found.name)
@@ -293,17 +293,10 @@ def _show_cluster(project: Project, one: Resource) -> dict[str, Any]:
             "workloadIdentityConfig": {"workloadPool": one.attributes["workload_pool"]}}
 
 
-HANDLERS: Mapping[str, Any] = {
-    "container clusters create": _create_cluster, "container clusters delete": _delete_cluster,
-    "container clusters describe": lambda project, command: _show_cluster(
-        project, _find(project, command, command.name())),
-    "container clusters list": lambda project, command: [
-        _show_cluster(project, one) for one in project.resources.of_kind("cluster")],
-    "container clusters get-credentials": _credentials, "container clusters resize": _resize,
-    "container node-pools create": _create_pool, "container node-pools delete": _delete_pool,
-    "container node-pools update": _update_pool,
-    "container node-pools describe": lambda project, command: _show_pool(project, _pool(project, command)),
-    "container node-pools list": lambda project, command: [
-        _show_pool(project, one) for one in project.resources.of_kind("node pool")
-        if _find(project, command, command.text("--cluster")).key in one.uses],
-}
+def _named(project: Project, command: Invocation) -> Resource:
+    return _find(project, command, command.name())
+
+
+def _pools(project: Project, command: Invocation) -> list[dict[str, Any]]:
+    cluster = _find(project, command, command.text("--cluster"))
+    return [_show_pool(project, one) for one in project.resources.of_kind("node pool") if cluster.key in one.uses]

@@ -272,17 +272,6 @@ def _accelerator_types(project: Project, command: Invocation) -> list[dict[str, 
             if one.gpu.kind == "tpu" and project.is_sold(one.machine_type or one.name, zone)]
 
 
-HANDLERS: Mapping[str, Any] = {
-    "ai custom-jobs create": _create_job, "ai custom-jobs stream-logs": _stream, "ai custom-jobs cancel": _cancel,
-    "ai custom-jobs describe": lambda project, command: _show_job(project, _job(project, command)),
-    "ai custom-jobs list": lambda project, command: [
-        _show_job(project, one) for one in project.resources.of_kind("custom job")
-        if one.location == command.location("--region")],
-    "compute tpus accelerator-types list": _accelerator_types,
-    "compute tpus queued-resources create": _create_request, "compute tpus queued-resources delete": _delete_request,
-    "compute tpus queued-resources describe": lambda project, command: _show_request(
-        project, _request(project, command)),
-    "compute tpus queued-resources list": lambda project, command: [
-        _show_request(project, one) for one in project.resources.of_kind("queued resource")],
-    "compute tpus tpu-vm ssh": _tpu_ssh,
-}
+def _jobs(project: Project, command: Invocation) -> list[dict[str, Any]]:
+    return [_show_job(project, one) for one in project.resources.of_kind("custom job")
+            if one.location == command.location("--region")]

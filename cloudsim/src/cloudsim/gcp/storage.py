@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,20 +46,23 @@ def _create(project: Project, command: Invocation) -> str:
     return ""
 
 
-def _describe(project: Project, command: Invocation) -> dict[str, Any]:
-    found = bucket_of(project, command, command.name("URL"))
+def _bucket(project: Project, command: Invocation) -> Resource:
+    return bucket_of(project, command, command.name("URL"))
+
+
+def _show_bucket(project: Project, found: Resource) -> dict[str, Any]:
     return {"name": found.name, "location": found.location.upper(), "storage_url": f"gs://{found.name}/",
             "uniform_bucket_level_access": True}
 
 
 def _bind(project: Project, command: Invocation) -> str:
-    found = bucket_of(project, command, command.name("URL"))
+    found = _bucket(project, command)
     project.bind(command, f"buckets/{found.name}", kind="bucket")
     return ""
 
 
 def _unbind(project: Project, command: Invocation) -> str:
-    found = bucket_of(project, command, command.name("URL"))
+    found = _bucket(project, command)
     held = project.policies.setdefault(f"buckets/{found.name}", set())
     row = (command.text("--role"), command.text("--member"))
     if row not in held:
@@ -70,7 +72,7 @@ def _unbind(project: Project, command: Invocation) -> str:
 
 
 def _policy(project: Project, command: Invocation) -> dict[str, Any]:
-    found = bucket_of(project, command, command.name("URL"))
+    found = _bucket(project, command)
     held = sorted(project.policies.get(f"buckets/{found.name}", set()))
     return {"bindings": [{"role": role, "members": [member]} for role, member in held]}
 
@@ -285,29 +287,5 @@ def volume_folder(project: Project, found: Resource) -> Path:
     return project.account.folder / "volumes" / found.kind / found.name.replace("/", "-")
 
 
-def _listed(kind: str, shown: Any) -> Any:
-    def listed(project: Project, command: Invocation) -> list[dict[str, Any]]:
-        location = command.text("--location") or command.text("--zone") or command.text("--region")
-        return [shown(project, one) for one in project.resources.of_kind(kind)
-                if location in ("", "-", one.location)]
-
-    return listed
-
-
-HANDLERS: Mapping[str, Any] = {
-    "storage buckets create": _create, "storage buckets describe": _describe, "storage buckets delete": _delete_bucket,
-    "storage buckets add-iam-policy-binding": _bind, "storage buckets remove-iam-policy-binding": _unbind,
-    "storage buckets get-iam-policy": _policy,
-    "storage buckets list": lambda project, command: [
-        {"name": one.name, "storage_url": f"gs://{one.name}/"} for one in project.resources.of_kind("bucket")],
-    "storage rm": _rm, "storage cp": _cp, "storage rsync": _cp, "storage ls": _ls,
-    "filestore instances create": _create_filestore, "filestore instances delete": _remove("filestore"),
-    "filestore instances describe": _described("filestore", _show_filestore),
-    "filestore instances list": _listed("filestore", _show_filestore),
-    "lustre instances create": _create_lustre, "lustre instances delete": _remove("lustre"),
-    "lustre instances describe": _described("lustre", _show_lustre),
-    "lustre instances list": _listed("lustre", _show_lustre),
-    "services vpc-peerings connect": _connect_peering,
-    "services vpc-peerings list": lambda project, command: [
-        {"network": one.name} for one in project.resources.of_kind("vpc peering")],
-}
+def _show_peering(project: Project, one: Resource) -> dict[str, Any]:
+    return {"network": one.name}
