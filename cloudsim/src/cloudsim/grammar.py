@@ -34,6 +34,7 @@ class ParsedCommand:
     path: tuple[str, ...]
     positionals: Mapping[str, Any]
     flags: Mapping[str, Any]  # The key is the flag's first name, with its dashes.
+    call: Any = None  # The call that it was read from, for commands that read files.
 
     @property
     def name(self) -> str:

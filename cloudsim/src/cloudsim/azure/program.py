@@ -33,10 +33,11 @@ class Az:
     def run(self, call: Call) -> str:
         if call.words in (("--version",), ("version",)):
             return f"azure-cli {self.grammar.version}\n"
-        command = self.grammar.parse(call.words)
-        if command.path[0] == "amlfs" and "amlfs" not in self.subscription.extensions:
-            raise Refusal("'amlfs' is misspelled or not recognized by the system. The command is in the extension "
-                          "amlfs: az extension add --name amlfs", 2)
+        command = replace(self.grammar.parse(call.words), call=call)
+        first = command.path[0]
+        if first in ("amlfs", "ml") and first not in self.subscription.extensions:
+            raise Refusal(f"'{first}' is misspelled or not recognized by the system. The command is in the extension "
+                          f"{first}: az extension add --name {first}", 2)
         answer = ANSWERS.get(command.name)
         has_name = "--name" in self.grammar.commands[command.path].flags
         if answer is None or (command["--ids"] and not has_name):
@@ -44,8 +45,8 @@ class Az:
             raise Refusal(f"{what} is not modelled by the simulated account", 70)
         self.subscription.purge()
         if not command["--ids"]:
-            return _output(answer(self.subscription, command, call), command)
-        found = [answer(self.subscription, self._by_id(command, id), call) for id in command["--ids"]]
+            return _output(answer(self.subscription, command), command)
+        found = [answer(self.subscription, self._by_id(command, id)) for id in command["--ids"]]
         found = [one for one in found if one is not None]
         return _output(found if len(found) > 1 else next(iter(found), None), command)
 

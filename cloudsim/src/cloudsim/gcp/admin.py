@@ -20,13 +20,12 @@ def _token(_: Project, __: Invocation) -> str:
     return f"{TOKEN}\n"
 
 
-def _install(project: Project, command: Invocation) -> str:
-    known = {"alpha", "beta", "gke-gcloud-auth-plugin", "kubectl", "docker-credential-gcr"}
+def _install(project: Project, command: Invocation) -> None:
+    known = {"alpha", "beta", "gke-gcloud-auth-plugin", "kubectl", "docker-credential-gcr", "cloud-run-proxy"}
     for name in command.names("COMPONENT-IDS"):
         if name not in known:
             command.fail(f"The following components are unknown [{name}].")
         project.components.add(name)
-    return ""
 
 
 def _set(project: Project, command: Invocation) -> str:
@@ -41,14 +40,13 @@ def _get_value(project: Project, command: Invocation) -> str:
     return project.config.get(command.name("SECTION/PROPERTY").removeprefix("core/"), "(unset)") + "\n"
 
 
-def _enable(project: Project, command: Invocation) -> str:
+def _enable(project: Project, command: Invocation) -> None:
     known = facts()["services"]["known"]
     for service in command.names("SERVICE"):
         name = service.removesuffix(".googleapis.com")
         if name not in known or not service.endswith(".googleapis.com"):
             command.fail(f"PERMISSION_DENIED: Not found or permission denied for service(s): {service}.")
         project.enable(name)
-    return ""
 
 
 def _services(project: Project, _: Invocation) -> list[dict[str, Any]]:
@@ -61,23 +59,21 @@ def _project(project: Project, command: Invocation) -> dict[str, Any]:
     return {"projectId": project.id, "projectNumber": project.number, "lifecycleState": "ACTIVE", "name": project.id}
 
 
-def _bind_project(project: Project, command: Invocation) -> str:
+def _bind_project(project: Project, command: Invocation) -> None:
     if command.name("PROJECT_ID") != project.id:
         command.fail(f"PERMISSION_DENIED: The caller does not have permission on {command.name('PROJECT_ID')}")
-    project.bind(command, project.path, kind="project")
-    return ""
+    project.bind(command, project.path)
 
 
 # service accounts
 
 
-def _create_account(project: Project, command: Invocation) -> str:
+def _create_account(project: Project, command: Invocation) -> None:
     email = f"{command.name()}@{project.id}.iam.gserviceaccount.com"
     if project.resources.find("service account", email):
         command.fail(f"Resource in projects [{project.id}] is the subject of a conflict: Service account "
                      f"{command.name()} already exists within project {project.path}.")
     project.resources.add("service account", email)
-    return ""
 
 
 def _account(project: Project, command: Invocation) -> dict[str, Any]:
@@ -87,10 +83,9 @@ def _account(project: Project, command: Invocation) -> dict[str, Any]:
     return {"email": email, "name": f"{project.path}/serviceAccounts/{email}", "projectId": project.id}
 
 
-def _bind_account(project: Project, command: Invocation) -> str:
+def _bind_account(project: Project, command: Invocation) -> None:
     email = str(_account(project, command)["email"])
-    project.bind(command, f"serviceAccounts/{email}", kind="service account")
-    return ""
+    project.bind(command, f"serviceAccounts/{email}")
 
 
 # billing
@@ -107,7 +102,7 @@ def _check_billing(command: Invocation) -> None:
         command.fail("PERMISSION_DENIED: The caller does not have permission")
 
 
-def _create_budget(project: Project, command: Invocation) -> str:
+def _create_budget(project: Project, command: Invocation) -> None:
     _check_billing(command)
     amount = command.text("--budget-amount")
     if not re.fullmatch(r"\d+(\.\d+)?([A-Z]{3})?", amount):
@@ -118,7 +113,6 @@ def _create_budget(project: Project, command: Invocation) -> str:
     name = command.text("--display-name")
     number = len(project.resources.of_kind("budget"))
     project.resources.add("budget", f"{name}-{number}", display_name=name)
-    return ""
 
 
 def _budgets(project: Project, command: Invocation) -> list[dict[str, Any]]:
@@ -127,12 +121,11 @@ def _budgets(project: Project, command: Invocation) -> list[dict[str, Any]]:
             for one in project.resources.of_kind("budget")]
 
 
-def _delete_budget(project: Project, command: Invocation) -> str:
+def _delete_budget(project: Project, command: Invocation) -> None:
     name = command.name("BUDGET").rpartition("/")[2]
     if project.resources.find("budget", name) is None:
         command.fail("NOT_FOUND: Requested entity was not found.")
     project.resources.remove("budget", name)
-    return ""
 
 
 # quotas
@@ -176,7 +169,7 @@ def _named(kind: str, collection: str) -> Any:
         for one in project.resources.of_kind(kind)]
 
 
-def _create_policy(project: Project, command: Invocation) -> str:
+def _create_policy(project: Project, command: Invocation) -> None:
     text = command.call.read(command.text("--policy-from-file")) if command.text("--policy-from-file") else ""
     policy = yaml.safe_load(text or command.text("--policy") or "{}")
     if not (policy.get("displayName") and policy.get("conditions") and policy.get("combiner")):
@@ -189,7 +182,6 @@ def _create_policy(project: Project, command: Invocation) -> str:
         uses.add(("channel", number))
     name = str(9000 + len(project.resources.of_kind("policy")))
     project.resources.add("policy", name, uses=uses, display_name=policy["displayName"])
-    return ""
 
 
 def _delete_named(kind: str, key: str) -> Any:

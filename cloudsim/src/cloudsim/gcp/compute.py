@@ -76,7 +76,7 @@ def zone_of(project: Project, command: Invocation) -> str:
 # networks
 
 
-def _create_network(project: Project, command: Invocation) -> str:
+def _create_network(project: Project, command: Invocation) -> None:
     profile = command.text("--network-profile")
     if profile and not project.is_zone(profile.removesuffix("-vpc-roce")):
         command.fail(f"Could not fetch resource:\n - The resource '{project.path}/global/networkProfiles/{profile}' "
@@ -86,10 +86,9 @@ def _create_network(project: Project, command: Invocation) -> str:
         command.fail(f"Could not fetch resource:\n - Invalid value for field 'resource.mtu': '{mtu}'. Must be between "
                      "1300 and 8896.")
     add(project, command, "network", "networks", command.name(), mode=command.text("--subnet-mode", "auto"))
-    return ""
 
 
-def _create_subnet(project: Project, command: Invocation) -> str:
+def _create_subnet(project: Project, command: Invocation) -> None:
     region, network = region_of(project, command), network_of(project, command, command.text("--network"))
     span = command.text("--range")
     for other in project.resources.of_kind("subnetwork"):
@@ -97,10 +96,9 @@ def _create_subnet(project: Project, command: Invocation) -> str:
             command.fail(f"Could not fetch resource:\n - Invalid IPCidrRange: {span} conflicts with existing "
                          f"subnetwork '{other.name.rpartition('/')[2]}' in region '{other.location}'.")
     add(project, command, "subnetwork", "subnetworks", command.name(), region, uses={network.key}, range=span)
-    return ""
 
 
-def _create_rule(project: Project, command: Invocation) -> str:
+def _create_rule(project: Project, command: Invocation) -> None:
     network = network_of(project, command, command.text("--network", "default"))
     rules = command.text("--allow") or command.text("--rules")
     if not rules:
@@ -110,10 +108,9 @@ def _create_rule(project: Project, command: Invocation) -> str:
             command.fail(f"Firewall rules must be of the form PROTOCOL[:PORT[-PORT]]; received [{rule}].")
     add(project, command, "firewall", "firewalls", command.name(), uses={network.key}, allowed=rules,
         target_tags=command.words("--target-tags"), source_ranges=command.words("--source-ranges"))
-    return ""
 
 
-def _create_address(project: Project, command: Invocation) -> str:
+def _create_address(project: Project, command: Invocation) -> None:
     uses: set[Key] = set()
     if command.text("--network"):
         uses = {network_of(project, command, command.text("--network")).key}
@@ -122,13 +119,11 @@ def _create_address(project: Project, command: Invocation) -> str:
         command.fail("Could not fetch resource:\n - Invalid value for field 'resource.prefixLength': a range for VPC "
                      "peering is global, and needs a network and a prefix length.")
     add(project, command, "address", "addresses", command.name(), uses=uses)
-    return ""
 
 
-def _create_placement(project: Project, command: Invocation) -> str:
+def _create_placement(project: Project, command: Invocation) -> None:
     region = region_of(project, command)
     add(project, command, "resource policy", "resourcePolicies", command.name(), region)
-    return ""
 
 
 # machines
@@ -155,7 +150,7 @@ def check_quota(project: Project, metrics: Mapping[str, float], region: str, cou
     return ""
 
 
-def _create_instance(project: Project, command: Invocation) -> str:
+def _create_instance(project: Project, command: Invocation) -> None:
     zone = zone_of(project, command)
     machine_type = command.text("--machine-type", "n1-standard-1")
     if not project.is_sold(machine_type, zone):
@@ -191,7 +186,6 @@ def _create_instance(project: Project, command: Invocation) -> str:
             labels={key: value for pair in command.pairs("--labels") for key, value in pair.items()},
             tags=command.words("--tags"), is_spot=is_spot, scopes=command.words("--scopes"),
             service_account=command.text("--service-account") or project.compute_account)
-    return ""
 
 
 def _show_instance(project: Project, one: Resource) -> dict[str, Any]:
@@ -217,10 +211,9 @@ def _set_status(status: str) -> Any:
     return change
 
 
-def _delete_instances(project: Project, command: Invocation) -> str:
+def _delete_instances(project: Project, command: Invocation) -> None:
     for name in command.names("INSTANCE_NAMES"):
         remove(project, command, _instance(project, command, name), "instances")
-    return ""
 
 
 def _ssh(project: Project, command: Invocation) -> str:
@@ -290,10 +283,6 @@ def _machine_types(project: Project, _: Invocation) -> list[dict[str, Any]]:
     names = {one.machine_type for one in load_catalog().machines.values() if one.cloud == "gcp" and one.machine_type}
     zones = [f"{region}-{letter}" for region, letters in facts()["zones"].items() for letter in letters]
     return [{"name": name, "zone": zone} for name in sorted(names) for zone in zones if project.is_sold(name, zone)]
-
-
-def _nothing(project: Project, command: Invocation) -> list[Any]:
-    return []
 
 
 def _global_quotas(project: Project, command: Invocation) -> dict[str, Any]:

@@ -41,8 +41,8 @@ class Gcloud:
         if handler is None:
             raise Refusal(f"gcloud {parsed.name} is not modelled by the simulated account", 70)
         found = handler(self.project, command)
-        if isinstance(found, str):
-            return found
+        if isinstance(found, str | None):
+            return found or ""
         return show(found, format_=parsed.text("--format"), filter_=parsed.text("--filter"),
                     flatten=parsed["--flatten"] or (), limit=parsed.text("--limit"))
 

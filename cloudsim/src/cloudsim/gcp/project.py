@@ -64,7 +64,7 @@ class Project:
         held = self.policies.get(resource, set()) | self.policies.get(self.path, set())
         return any(what in facts()["roles"][role] for role, holder in held if holder == member)
 
-    def bind(self, command: Invocation, resource: str, *, kind: str) -> None:
+    def bind(self, command: Invocation, resource: str) -> None:
         role, member = command.text("--role"), command.text("--member")
         if role not in facts()["roles"]:
             command.fail(f"INVALID_ARGUMENT: Role {role} is not supported for this resource.")

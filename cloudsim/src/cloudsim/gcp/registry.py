@@ -48,7 +48,7 @@ def _delete_repository(project: Project, command: Invocation) -> str:
 
 def _bind_repository(project: Project, command: Invocation) -> str:
     found = _repository(project, command)
-    project.bind(command, repository_path(project, found.location, found.name.partition("/")[2]), kind="repository")
+    project.bind(command, repository_path(project, found.location, found.name.partition("/")[2]))
     return ""
 
 

@@ -27,7 +27,7 @@ def bucket_of(project: Project, command: Invocation, url: str) -> Resource:
     return found
 
 
-def _create(project: Project, command: Invocation) -> str:
+def _create(project: Project, command: Invocation) -> None:
     for url in command.names("URL"):
         name = url.removeprefix("gs://").rstrip("/")
         if not url.startswith("gs://") or not BUCKET.fullmatch(name):
@@ -43,7 +43,6 @@ def _create(project: Project, command: Invocation) -> str:
             command.fail("HTTPError 400: The specified location constraint is not valid.")
         object_store.create(project.account, name)
         project.resources.add("bucket", name, location=location, is_paid=True)
-    return ""
 
 
 def _bucket(project: Project, command: Invocation) -> Resource:
@@ -55,20 +54,18 @@ def _show_bucket(project: Project, found: Resource) -> dict[str, Any]:
             "uniform_bucket_level_access": True}
 
 
-def _bind(project: Project, command: Invocation) -> str:
+def _bind(project: Project, command: Invocation) -> None:
     found = _bucket(project, command)
-    project.bind(command, f"buckets/{found.name}", kind="bucket")
-    return ""
+    project.bind(command, f"buckets/{found.name}")
 
 
-def _unbind(project: Project, command: Invocation) -> str:
+def _unbind(project: Project, command: Invocation) -> None:
     found = _bucket(project, command)
     held = project.policies.setdefault(f"buckets/{found.name}", set())
     row = (command.text("--role"), command.text("--member"))
     if row not in held:
         command.fail("Policy bindings with the specified principal, role, and condition not found!")
     held.discard(row)
-    return ""
 
 
 def _policy(project: Project, command: Invocation) -> dict[str, Any]:
@@ -77,13 +74,12 @@ def _policy(project: Project, command: Invocation) -> dict[str, Any]:
     return {"bindings": [{"role": role, "members": [member]} for role, member in held]}
 
 
-def _delete_bucket(project: Project, command: Invocation) -> str:
+def _delete_bucket(project: Project, command: Invocation) -> None:
     for url in command.names("URLS"):
         found = bucket_of(project, command, url)
         if any(bucket_folder(project, found.name).iterdir()):
             command.fail("HTTPError 409: The bucket you tried to delete is not empty.")
         _drop(project, found)
-    return ""
 
 
 def _drop(project: Project, found: Resource) -> None:
@@ -103,7 +99,7 @@ def _paths(project: Project, command: Invocation, url: str) -> list[Path]:
     return sorted(root.glob(below.replace("**", "*")))
 
 
-def _rm(project: Project, command: Invocation) -> str:
+def _rm(project: Project, command: Invocation) -> None:
     for url in command.names("URLS"):
         found = bucket_of(project, command, url)
         paths = _paths(project, command, url)
@@ -118,10 +114,9 @@ def _rm(project: Project, command: Invocation) -> str:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    return ""
 
 
-def _cp(project: Project, command: Invocation) -> str:
+def _cp(project: Project, command: Invocation) -> None:
     *sources, target = command.names("SOURCE") + ([command.name("DESTINATION")] if command.name("DESTINATION") else [])
     for source in sources:
         found = _paths(project, command, source) if source.startswith("gs://") else sorted(
@@ -131,7 +126,6 @@ def _cp(project: Project, command: Invocation) -> str:
             command.fail(f"The following URLs matched no objects or files:\n-{source}")
         for path in found:
             _copy(project, command, path, target, is_many=len(found) > 1 or len(sources) > 1)
-    return ""
 
 
 def _copy(project: Project, command: Invocation, path: Path, target: str, *, is_many: bool) -> None:
@@ -259,12 +253,11 @@ def _show_lustre(project: Project, one: Resource) -> dict[str, Any]:
             "mountPoint": f"{one.attributes['address']}@tcp:/{one.attributes['share']}"}
 
 
-def _connect_peering(project: Project, command: Invocation) -> str:
+def _connect_peering(project: Project, command: Invocation) -> None:
     network = compute.network_of(project, command, command.text("--network"))
     uses = {network.key, *(compute.need(project, command, "address", "addresses", name).key
                            for name in command.words("--ranges"))}
     project.resources.add("vpc peering", network.name, uses=uses)
-    return ""
 
 
 def _described(kind: str, shown: Any) -> Any:
