@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from cloudsim.session import AccountSession
-from cloudsim.state import load_facts
 from embark.errors import UserError
 from embark.lint.rendered import render_folder
 from embark.rehearse import account_scripts
@@ -87,7 +86,7 @@ def test_a_folder_is_refused_that_nobody_rendered_or_with_settings(tmp_path: Pat
 def test_an_example_s_names_become_names_that_the_account_may_have(cloud: str):
     example = Path(__file__).parents[2] / "examples" / "cloud_deployment" / cloud / "run.toml"
     job, settings, assumed = account_scripts.account_job(str(example), ())
-    field, name, mine = load_facts("steps.toml")[cloud]["taken"][0]
+    field, name, mine = account_scripts._facts()[cloud]["taken"][0]
     assert name in example.read_text()
     assert any(one.startswith(f"{field}=") and mine in one for one in settings)
     assert assumed[1].startswith(f"{field} is ")

@@ -112,7 +112,7 @@ class Account:
         self.on_close: list[Callable[[], None]] = []  # Functions that stop servers and remove their files.
         self.records: list[Record] = []
         self.causes: list[str] = []  # What kept jobs and servers from running when a command last looked.
-        self.not_modelled: list[str] = [*load_facts("not_modelled.toml").get(cloud, ())]  # Shown to the user at the end.
+        self.not_modelled: list[str] = [*load_facts("not_modelled.toml").get(cloud, ())]
         if find_spec("ray") is None:
             self.not_modelled.append(f"the drivers of RayJobs: {NO_RAY}, so their pods start and nothing trains in "
                                      f"them ({INSTALL_RAY})")

@@ -130,15 +130,11 @@ class Deployments:
             self.servers[name].close()
         self.servers[name], self.routes[name] = server, route
 
-    def rename(self, old: str, new: str) -> None:
-        for table in (self.servers, self.routes, self.traffic):
-            table[new] = table.pop(old)  # type: ignore[attr-defined]
-
-    def split_error(self, traffic: Mapping[str, int]) -> str:
-        """Return why requests cannot be divided so, or an empty text."""
+    def split_error(self, traffic: Mapping[str, int], new: str = "") -> str:
+        """Return why requests cannot be divided so, or an empty text; `new` is a deployment that is being made."""
         if sum(traffic.values()) != 100:
             return f"The traffic percentages must sum to 100, and sum to {sum(traffic.values())}."
-        unknown = [name for name in traffic if name not in self.servers]
+        unknown = [name for name in traffic if name not in (*self.servers, new)]
         return f"{unknown[0]}: no such deployment; there are {', '.join(self.servers) or 'none'}." if unknown else ""
 
     @property

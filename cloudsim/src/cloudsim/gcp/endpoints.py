@@ -37,12 +37,12 @@ def _start(project: Project, command: Invocation, name: str, image: str, account
     return bucket_trouble(project, env.get(ARTIFACT, ""), "read", account) or made.start(env, **server) or made
 
 
-def _split(command: Invocation, flag: str, deployed: Deployments) -> None:
-    """Divide the traffic as a flag says."""
+def _split(command: Invocation, flag: str, deployed: Deployments, new: str = "") -> dict[str, int]:
+    """Return how a flag divides the traffic."""
     given = {key: int(value) for pair in command.pairs(flag) for key, value in pair.items()}
-    if why := deployed.split_error(given):
+    if why := deployed.split_error(given, new):
         command.fail(f"INVALID_ARGUMENT: {flag}: {why}")
-    deployed.traffic = given
+    return given
 
 
 # Cloud Run
@@ -87,18 +87,13 @@ def _service(project: Project, command: Invocation) -> Resource:
     return found
 
 
-def _show_service(project: Project, one: Resource) -> dict[str, Any]:
-    url = f"https://{one.name.partition('/')[2]}-{project.number}.{one.location}.run.app"
-    return {**one.attributes["document"], "status": {
-        "url": url, "latestReadyRevisionName": list(one.attributes["deployed"].servers)[-1]}}
-
-
 def _update_service(project: Project, command: Invocation) -> None:
     _service(project, command).attributes["document"]["metadata"]["annotations"][INGRESS] = command.text("--ingress")
 
 
 def _update_traffic(project: Project, command: Invocation) -> None:
-    _split(command, "--to-revisions", _service(project, command).attributes["deployed"])
+    deployed = _service(project, command).attributes["deployed"]
+    deployed.traffic = _split(command, "--to-revisions", deployed)
 
 
 def _proxy(project: Project, command: Invocation) -> str:
@@ -168,7 +163,8 @@ def _deploy(project: Project, command: Invocation) -> str:
     least, most = (int(command.text(f"--{one}-replica-count", "1")) for one in ("min", "max"))
     if least > most:
         command.fail("INVALID_ARGUMENT: max_replica_count must not be less than min_replica_count.")
-    quota = facts()["vertex"]["quota"]
+    deployed, quota = endpoint.attributes["deployed"], facts()["vertex"]["quota"]
+    traffic = _split(command, "--traffic-split", deployed, "0")  # 0 is the deployment that the command makes.
     if check_quota(project, {quota: float(machine.vcpus * least)}, region, 1):
         command.fail(f"RESOURCE_EXHAUSTED: The following quota metrics exceed quota limits: {quota}")
     name, port = str(5000 + len(endpoint.attributes["titles"])), str(flags["--container-ports"])
@@ -181,10 +177,8 @@ def _deploy(project: Project, command: Invocation) -> str:
     if isinstance(server, str):
         command.fail(f"FAILED_PRECONDITION: Model server never became ready. Please validate that your model file or "
                      f"container configuration are valid. {server}")
-    deployed = endpoint.attributes["deployed"]
-    deployed.add("0", server, routes["AIP_PREDICT_ROUTE"])  # So the command calls the deployment that it makes.
-    _split(command, "--traffic-split", deployed)
-    deployed.rename("0", name)
+    deployed.add(name, server, routes["AIP_PREDICT_ROUTE"])
+    deployed.traffic = {name if id == "0" else id: share for id, share in traffic.items()}
     endpoint.attributes["titles"][name] = command.text("--display-name")
     endpoint.uses.add(model.key)
     endpoint.is_paid = True
@@ -193,10 +187,7 @@ def _deploy(project: Project, command: Invocation) -> str:
 
 def _update_endpoint(project: Project, command: Invocation) -> None:
     deployed = _endpoint(project, command).attributes["deployed"]
-    if command.has("--clear-traffic-split"):
-        deployed.traffic = {}
-    else:
-        _split(command, "--traffic-split", deployed)
+    deployed.traffic = {} if command.has("--clear-traffic-split") else _split(command, "--traffic-split", deployed)
 
 
 def _undeploy(project: Project, command: Invocation) -> None:
