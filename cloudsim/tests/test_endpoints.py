@@ -101,7 +101,7 @@ FAULTS = {
                                          "403 from Cloud Storage: .* storage.objects.get access to gs://own-7"),
         "an account that does not exist": ("cloud_run.yaml", "      containers:",
                                            "      serviceAccountName: no@your-project.iam.gserviceaccount.com\n"
-                                           "      containers:", "'iam.serviceaccounts.actAs' denied .* no@your-project"),
+                                           "      containers:", "iam.serviceaccounts.actAs' denied .* no@your-"),
         "another port": ("cloud_run.yaml", "containerPort: 8080", "containerPort: 9090", "requests come to port 9090"),
         "too long a name": ("cloud_run.yaml", "name: quickstart-serve", f"name: {'q' * 50}",
                             "metadata.name.* too long"),
@@ -170,12 +170,12 @@ def test_machines_beyond_the_quota_are_refused(target: str, tmp_path: Path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "words"), [
-    ("sagemaker", "the versions of s3://own-7/runs/quickstart/export need 130 GiB, and there are 30"),
-    ("cloud-run", "the versions of gs://own-7/runs/quickstart/export need 130 GiB, and there are 4")])
+    ("sagemaker", r"the versions of s3://own-7/runs/quickstart/export need \d\d+ GiB, and there are 30"),
+    ("cloud-run", r"the versions of gs://own-7/runs/quickstart/export need \d\d+ GiB, and there are 4")])
 def test_a_volume_without_room_for_the_versions_is_refused(target: str, words: str, tmp_path: Path):
     done = deploy(target, tmp_path, EMBARK_ARTIFACT_BYTES=str(40 * 2**30))
     assert done.code != 0
-    assert re.sub("need [0-9]+ GiB", "need 130 GiB", words) in re.sub("need [0-9]+ GiB", "need 130 GiB", done.headline)
+    assert re.search(words, done.headline), done.headline
 
 
 HEALTH = {
