@@ -207,9 +207,14 @@ gcloud run services proxy quickstart-serve --region=us-central1""")
 @pytest.mark.slow
 def test_a_failed_update_keeps_the_old_machines_and_says_why(tmp_path: Path):
     done = deploy("sagemaker", tmp_path, has_model=True, more="""
-sed -i 's|own-7/runs|own-7/gone|; s|"ModelName": "[^"]*|&x|' sagemaker_model.json
-sed -i 's|"\\(Model\\|EndpointConfig\\)Name": "[^"]*|&x|' sagemaker_endpoint_config.json
-sed -i 's|^VERSION=.*|&x|' sagemaker.sh
-./sagemaker.sh deploy --yes""")
+sed -i 's#"8080"#"8000"#; s#"ModelName": "[^"]*#&x#' sagemaker_model.json
+sed -i -E 's#"(Model|EndpointConfig)Name": "[^"]*#&x#' sagemaker_endpoint_config.json
+sed -i 's#^VERSION=.*#&x#' sagemaker.sh
+./sagemaker.sh deploy --yes || code=$?
+aws sagemaker describe-endpoint --region us-east-2 --endpoint-name quickstart-serve \
+  --query '[EndpointStatus, EndpointConfigName]' --output text
+exit $code""")
     assert done.code == 70, done.output[-3000:]
-    assert re.search("quickstart-serve-.*x does not run: The primary container", done.headline), done.headline
+    *_, reason, state = done.output.strip().splitlines()
+    assert "The primary container for production variant all did not pass the ping health check" in reason
+    assert re.fullmatch(r"InService\tquickstart-serve-[0-9a-f]{8}", state)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import mkdtemp
 
+from embark.formatting import to_one_line
 from embark.kubernetes.objects import Objects, at
 from embark.kubernetes.pods import Names, Pod, PodIdentity, main_container, make_pod
 from embark.rehearse.controller import Observer
@@ -94,7 +95,7 @@ class EndpointServer:
         container = {"command": ["embark", "serve", env[ARTIFACT]], "readinessProbe": {"httpGet": {"path": READY}},
                      "env": [{"name": key, "value": value} for key, value in own_env.items()]}
         pod = make_pod({"spec": {"containers": [container]}}, PodIdentity(name=self._name, namespace=""), Objects(()))
-        error = self._servers.start(pod, env[ARTIFACT], self._folder, self._env)
+        error = to_one_line(self._servers.start(pod, env[ARTIFACT], self._folder, self._env))
         code, _ = (0, "") if error else self.ask(probe)
         return error if error or code == 200 else f"GET {probe} on port {port} was answered with status {code}"
 
