@@ -9,12 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from cloudsim import rehearse_scripts
-from cloudsim.rehearse_scripts import Step, run_step
 from cloudsim.session import AccountSession
-from cloudsim.state import load_facts
 from embark.errors import UserError
 from embark.lint.rendered import render_folder
+from embark.rehearse import account_scripts
+from embark.rehearse.account_scripts import Step, run_step
 
 CLUSTER = """
 gcloud components install gke-gcloud-auth-plugin
@@ -53,7 +52,7 @@ def test_a_program_that_waits_for_ever_is_the_verdict_with_its_cause(tmp_path: P
     with AccountSession("gcp", tmp_path / "account") as session:
         made = session.bash(CLUSTER, tmp_path)
         assert made.returncode == 0, made.stdout
-        monkeypatch.setattr(rehearse_scripts, "STEP_LIMIT_S", 10.0)
+        monkeypatch.setattr(account_scripts, "STEP_LIMIT_S", 10.0)
         ended = run_step(session, Step("follow", ("echo $$ >shell", "tail -f /dev/null")), tmp_path)
     assert not ended.is_ok
     assert ended.error.startswith("Job one: one-xxxx0 cannot be scheduled: 0/3 nodes are available"), ended.error
@@ -70,7 +69,7 @@ def test_a_folder_is_rehearsed_as_it_is(tmp_path: Path):
                                  "place.image=ghcr.io/me/embark:1"], out=folder)
     script = folder / "vm.sh"
     script.write_text(script.read_text().replace("set -euo pipefail\n", "echo 'edited by hand' >&2\nexit 3\n"))
-    result = rehearse_scripts.rehearse_scripts(str(folder), (), lambda step: None)
+    result = account_scripts.rehearse_scripts(str(folder), (), lambda step: None)
     assert [(step.title, step.error) for step in result.steps if not step.is_ok] == [("up", "edited by hand")]
     assert "edited by hand" in script.read_text()
 
@@ -80,17 +79,17 @@ def test_a_folder_is_refused_that_nobody_rendered_or_with_settings(tmp_path: Pat
     if settings:
         render_folder("quickstart", ["place.cloud=gcp", "store.root=gs://own-7/runs"], out=tmp_path)
     with pytest.raises(UserError, match=what):
-        rehearse_scripts.rehearse_scripts(str(tmp_path), settings, lambda step: None)
+        account_scripts.rehearse_scripts(str(tmp_path), settings, lambda step: None)
 
 
 @pytest.mark.parametrize("cloud", ["aws", "azure", "gcp"])
 def test_an_example_s_names_become_names_that_the_account_may_have(cloud: str):
     example = Path(__file__).parents[2] / "examples" / "cloud_deployment" / cloud / "run.toml"
-    job, settings, assumed = rehearse_scripts.account_job(str(example), ())
-    field, name, mine = load_facts("steps.toml")[cloud]["taken"][0]
+    job, settings, assumed = account_scripts.account_job(str(example), ())
+    field, name, mine = account_scripts._facts()[cloud]["taken"][0]
     assert name in example.read_text()
     assert any(one.startswith(f"{field}=") and mine in one for one in settings)
     assert assumed[1].startswith(f"{field} is ")
     assert mine in (job.spec.place.storage_account, job.spec.store.root.split("/")[2])
     renamed = [f"{field}={settings[1].partition('=')[2].replace(mine, 'own7')}"]
-    assert len(rehearse_scripts.account_job(str(example), renamed)[2]) == 1, "one's own name stays"
+    assert len(account_scripts.account_job(str(example), renamed)[2]) == 1, "one's own name stays"

@@ -80,6 +80,8 @@ filestore instances create, filestore instances delete, filestore instances desc
 iam service-accounts add-iam-policy-binding, iam service-accounts create, iam service-accounts describe
 lustre instances create, lustre instances delete, lustre instances describe, lustre instances list
 projects add-iam-policy-binding, projects describe, projects list
+run services delete, run services proxy, run services replace, run services update
+run services update-traffic
 services disable, services enable, services list, services vpc-peerings connect, services vpc-peerings list
 storage buckets add-iam-policy-binding, storage buckets create, storage buckets delete, storage buckets describe
 storage buckets list, storage buckets get-iam-policy, storage buckets remove-iam-policy-binding

@@ -8,10 +8,13 @@ from typing import Literal, Protocol
 
 from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.troubles import find_troubles
-from cloudsim.state import Clock, Refusal, Resources
+from cloudsim.state import Clock, Refusal, Resources, load_facts
 from embark.launch.shell import CommandResult
+from embark.rehearse.account import AccountReport, Record
+from embark.rehearse.running_servers import EndpointServer
 from embark.rehearse.workload import INSTALL_RAY, NO_RAY
 
+ARTIFACT_BYTES = "EMBARK_ARTIFACT_BYTES"  # Variable with the size of the artifact that a small one stands for.
 AnsweredBy = Literal["real", "stand-in"]
 READS = {"get", "describe", "show", "list", "logs", "events", "top", "exists", "wait", "status"}
 """Words of commands that change nothing."""
@@ -49,30 +52,6 @@ class Program(Protocol):
     def run(self, call: Call) -> str: ...
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """A command and how it ended."""
-
-    program: str
-    words: tuple[str, ...]
-    answered_by: AnsweredBy
-    code: int
-    error: str  # The error message; empty if the command succeeded.
-    at: float  # Seconds on the account's clock.
-
-
-@dataclass(frozen=True, slots=True)
-class AccountReport:
-    """The commands that an account has answered, and what is left in it."""
-
-    cloud: str
-    records: tuple[Record, ...]
-    paid: tuple[str, ...]  # Resources that still cost money.
-    not_modelled: tuple[str, ...]
-    elapsed_s: float  # Seconds on the account's clock.
-    causes: tuple[str, ...] = ()  # What keeps jobs and servers of its clusters from running.
-
-
 class Registry(Protocol):
     """The container registries of a cloud. Each method returns the error that docker prints, or an empty text."""
 
@@ -100,32 +79,18 @@ class Images:
 
 
 LOGIN_COMMANDS = (("sso", "login"), ("login",), ("auth", "login"))
-EXPIRED = {
-    "aws": "Error when retrieving token from sso: Token has expired and refresh failed",
-    "eksctl": "Error: checking AWS STS access – cannot get role ARN for current session: operation error STS: "
-              "GetCallerIdentity, https response error StatusCode: 403, api error ExpiredToken: The security token "
-              "included in the request is expired",
-    "az": "AADSTS700082: The refresh token has expired due to inactivity.\nInteractive authentication is needed. "
-          "Please run:\naz login",
-    "gcloud": "ERROR: There was a problem refreshing your current auth tokens: Reauthentication failed. cannot prompt "
-              "during non-interactive execution.\nPlease run:\n\n  $ gcloud auth login",
-}
-"""The words of each program whose login has expired."""
-TOKENS = {"aws": "aws failed with exit code 255", "gcp": "gke-gcloud-auth-plugin failed with exit code 1"}
-"""kubectl's words for the program that fetches its token. Credentials of AKS are a certificate, which stays valid."""
-
-
 def check_login(account: "Account", call: Call) -> None:
     """Refuse what needs a login that has expired; logging in renews it."""
     if account.has_login or call.words[:2] == ("account", "show") or call.words in (("--version",), ("version",)):
         return
-    if call.program in EXPIRED and call.words[:2 if call.program != "az" else 1] in LOGIN_COMMANDS:
+    expired, tokens = load_facts("logins.toml").values()
+    if call.program in expired and call.words[:2 if call.program != "az" else 1] in LOGIN_COMMANDS:
         account.has_login = True
-    elif call.program in EXPIRED:
-        raise Refusal(EXPIRED[call.program], 255 if call.program == "aws" else 1)
-    elif call.program in ("kubectl", "helm") and account.cloud in TOKENS:
+    elif call.program in expired:
+        raise Refusal(expired[call.program], 255 if call.program == "aws" else 1)
+    elif call.program in ("kubectl", "helm") and account.cloud in tokens:
         raise Refusal(f"Unable to connect to the server: getting credentials: exec: executable "
-                      f"{TOKENS[account.cloud]}")
+                      f"{tokens[account.cloud]}")
 
 
 class Account:
@@ -142,11 +107,12 @@ class Account:
         self.context = ""  # The key in `clusters` of the cluster that kubectl and helm use.
         self.programs: dict[str, Program] = {}
         self.environment: dict[str, str] = {}  # Variables of the user's shell, such as the object store's address.
+        self.artifact_bytes = 0.0
         self.has_login = True  # False: the user's login has expired.
         self.on_close: list[Callable[[], None]] = []  # Functions that stop servers and remove their files.
         self.records: list[Record] = []
         self.causes: list[str] = []  # What kept jobs and servers from running when a command last looked.
-        self.not_modelled: list[str] = []  # Shown to the user at the end.
+        self.not_modelled: list[str] = [*load_facts("not_modelled.toml").get(cloud, ())]
         if find_spec("ray") is None:
             self.not_modelled.append(f"the drivers of RayJobs: {NO_RAY}, so their pods start and nothing trains in "
                                      f"them ({INSTALL_RAY})")
@@ -167,6 +133,7 @@ class Account:
         program = self.programs.get(call.program)
         if program is None:
             return CommandResult(127, err=f"{call.program}: command not found\n")
+        self.artifact_bytes = float(call.env.get(ARTIFACT_BYTES) or 0)
         try:
             check_login(self, call)
             done = CommandResult(0, out=program.run(call))
@@ -186,6 +153,12 @@ class Account:
             cluster.servers.close()
         while self.on_close:
             self.on_close.pop()()
+
+    def make_server(self, name: str) -> EndpointServer:
+        """Return a server for a managed endpoint; it ends with the account."""
+        made = EndpointServer(name, self.folder / "endpoints", self.environment, self.artifact_bytes)
+        self.on_close.append(made.close)
+        return made
 
     def report(self) -> "AccountReport":
         return AccountReport(self.cloud, tuple(self.records), tuple(self.paid()), tuple(self.not_modelled),

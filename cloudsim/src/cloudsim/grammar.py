@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any
 
 from cloudsim.state import Refusal, load_facts
@@ -33,6 +34,7 @@ class ParsedCommand:
     path: tuple[str, ...]
     positionals: Mapping[str, Any]
     flags: Mapping[str, Any]  # The key is the flag's first name, with its dashes.
+    call: Any = None  # The call that it was read from, for commands that read files.
 
     @property
     def name(self) -> str:
@@ -158,6 +160,19 @@ def load_grammar(program: str) -> Grammar:
     commands = {tuple(name.split()): CommandForm(tuple(name.split()), **row) for name, row in raw["commands"].items()}
     return Grammar(program=program, commands=commands, flags=raw.get("flags", {}), aliases=raw.get("aliases", {}),
                    **raw["program"])
+
+
+def load_handlers(cloud: str, shared: str) -> dict[str, Any]:
+    """Read the functions that answer commands from a cloud's `handlers.toml`; its module `shared` has those that all
+    of its modules use."""
+    found: dict[str, Any] = {}
+    common = vars(import_module(f"cloudsim.{cloud}.{shared}"))
+    for module, rows in load_facts(f"{cloud}/handlers.toml").items():
+        names = {**common, **vars(import_module(f"cloudsim.{cloud}.{module}"))}
+        for command, row in rows.items():
+            first, *rest = (names.get(word, word) for word in ([row] if isinstance(row, str) else row))
+            found[command] = first(*rest) if rest else first
+    return found
 
 
 def _is_flag(word: str) -> bool:

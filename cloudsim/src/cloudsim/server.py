@@ -27,9 +27,9 @@ printf '%s\0' ${{#fields[@]}} "${{fields[@]}}" >&3
 IFS= read -r -d '' code <&3
 IFS= read -r -d '' err <&3
 printf %s "$err" >&2
-if [ "$code ${{1-}}" = "0 port-forward" ]; then
-  exec "{python}" -m cloudsim.forward $(/bin/cat <&3) {forward}
-fi
+case "$code $*" in
+  "0 port-forward"* | "0 run services proxy"*) exec "{python}" -m cloudsim.forward $(/bin/cat <&3) {forward} ;;
+esac
 /bin/cat <&3
 exit "$code"
 """

@@ -1,5 +1,6 @@
 """What exists in an account: resources with a location, a time at which they are ready, and what they use."""
 
+import json
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -85,6 +86,24 @@ class Resources:
 def load_facts(name: str) -> dict[str, Any]:
     """Read a TOML file of this package."""
     return tomllib.loads(files("cloudsim").joinpath(name).read_text(encoding="utf-8"))
+
+
+@cache
+def _schema(name: str) -> Any:
+    import jsonschema
+
+    return jsonschema.Draft7Validator(json.loads(files("cloudsim").joinpath(name).read_text(encoding="utf-8")))
+
+
+def schema_error(name: str, document: Any) -> str:
+    """Return where a document does not follow a JSON schema of this package, or an empty text."""
+    for mistake in sorted(_schema(name).iter_errors(document), key=lambda one: list(map(str, one.absolute_path))):
+        where = ".".join(map(str, mistake.absolute_path))
+        if mistake.validator == "additionalProperties":
+            unknown = sorted(set(mistake.instance) - set(mistake.schema.get("properties", {})))
+            return f'unknown field "{unknown[0]}" (in {where})'
+        return f"{where}: {mistake.schema.get('$comment', mistake.message)}"
+    return ""
 
 
 def versions_sold(ends: Mapping[str, date]) -> list[str]:

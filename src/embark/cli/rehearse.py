@@ -99,6 +99,7 @@ def rehearse(
 
 def _rehearse_account(spec: str, settings: Settings, console: Console) -> int:
     from embark.rehearse.account import AccountRehearsal, StepResult, rehearse_account
+    from embark.render.serving import SERVE_TARGETS
 
     def on_step(step: StepResult) -> None:
         console.text(f"{'ok' if step.is_ok else 'NO'}  {step.title}: {pluralize(step.num_commands, 'command')}")
@@ -117,7 +118,7 @@ def _rehearse_account(spec: str, settings: Settings, console: Console) -> int:
         elif result.paid:
             console.result(f"FAILED: still charged at the end: {', '.join(result.paid)}")
         else:
-            made = "served" if result.target in ("serve", "follow") else "trained"
+            made = "served" if result.target in ("follow", *SERVE_TARGETS) else "trained"
             console.result(f"rehearsed: from an empty account to a {made} model and back, {hours}; nothing is left "
                            "that costs money")
         console.text("Not modelled:")

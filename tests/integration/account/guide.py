@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cloudsim.account import AccountReport
 from cloudsim.session import AccountSession
+from embark.rehearse.account import AccountReport
 
 REPOSITORY = Path(__file__).parents[3]
 _BLOCK = re.compile(r"^(?P<indent> *)```bash\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -97,8 +98,36 @@ def test_servers_are_walked_there_and_back(target: str, capsys: pytest.CaptureFi
     assert code == 0
 
 
+ENDPOINTS = {
+    "sagemaker": ("aws", "identity", "place.identity=arn:aws:iam::123456789012:role/serve"),
+    "cloud-run": ("gcp", "identity", "place.account=your-project"),
+    "vertex-endpoint": ("gcp", "identity", "place.account=your-project",
+                        "place.identity=server@your-project.iam.gserviceaccount.com"),
+    "azureml": ("azure", "workspace"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", ENDPOINTS)
+def test_endpoints_are_walked_there_and_back(target: str, capsys: pytest.CaptureFixture[str]):
+    cloud, before, *settings = ENDPOINTS[target]
+    places = [f"--set={one}" for one in PLACES[cloud] if not one.startswith(("place.machine", "place.zone"))]
+    code = run(["rehearse", "--account", "quickstart", *places, f"--set=place.target={target}",
+                *(f"--set={one}" for one in settings), "--json"])
+    report = json.loads(capsys.readouterr().out)
+    failed = [step for step in report["steps"] if not step["is_ok"]]
+    assert not failed, failed[0]["output"][-3000:] + failed[0]["error"]
+    assert [step["title"] for step in report["steps"] if step["title"] != "tools and project"] == [
+        "image", "artifact", before, "deploy", "deploy again: what exists stays", "request", "delete",
+        "delete bucket and registry"]
+    answer = next(step["output"] for step in report["steps"] if step["title"] == "request")
+    assert re.search(r'"(scores|predictions)\\*": ?\[0\.\d+', answer), answer
+    assert report["paid"] == []
+    assert code == 0
+
+
 def test_a_target_without_machines_of_its_own_is_refused(capsys: pytest.CaptureFixture[str]):
-    code = rehearse("gcp", "place.target=cloud-run", "place.account=own-7", "data.path=gs://own-7/rows",
-                    "serve.artifact=gs://bucket/model")
+    code = rehearse("gcp", "place.target=kserve", "data.path=gs://own-7/rows", "serve.artifact=gs://bucket/model",
+                    "serve.memory_gib=4")
     assert code == 64
     assert "place.target" in capsys.readouterr().err

@@ -89,8 +89,12 @@ def test_aws_has_every_call_and_parameter_of_the_script(tmp_path):
     without_endpoint = STUB.replace("case $words in", 'case $words in\n  *" describe-endpoint "*) exit 1 ;;', 1)
     files = list(files_of("sagemaker").values())
     first = run_script(files, "sagemaker.sh", ["deploy", "--yes"], tmp_path, stub=without_endpoint)
+    version = document("sagemaker", "sagemaker_model.json")["ModelName"]
+    settled = STUB.replace("case $words in", f'case $words in\n  *" describe-endpoint "*) echo {version}; exit 0 ;;', 1)
+    again = run_script(files, "sagemaker.sh", ["deploy", "--yes"], tmp_path, stub=settled)
+    assert again.code == 0
     seen = set()
-    for call in [*first.commands, *calls("sagemaker", tmp_path)]:
+    for call in [*first.commands, *again.commands, *calls("sagemaker", tmp_path)]:
         service, command = call[1], call[2]
         if command == "wait":
             continue

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from cloudsim.aws import ec2, fsx, iam  # noqa: F401  Each registers the operations that it answers.
+from cloudsim.aws import ec2, fsx, iam, sagemaker  # noqa: F401  Each registers the operations that it answers.
 from cloudsim.aws.account import AwsAccount
 from cloudsim.aws.cli import AwsCli
 from cloudsim.aws.ecr import EcrRegistry

@@ -17,15 +17,6 @@ from embark.catalog import load_catalog
 NUMBER = "123456789012"  # The account number that moto uses.
 HOME_REGION = "us-east-1"  # The region of commands that name none.
 KEYS = {"AWS_ACCESS_KEY_ID": "AKIAIOSFODNN7EXAMPLE", "AWS_SECRET_ACCESS_KEY": "rehearsal"}
-NOT_MODELLED = [
-    "AWS: permissions of the user who runs the scripts; all of their calls are allowed",
-    "AWS: capacity of a zone at the moment (InsufficientInstanceCapacity), and spot interruptions",
-    "AWS: eksctl's CloudFormation stacks, except for what blocks their deletion",
-    "AWS: NCCL over EFA, throughput of Lustre, metrics and log groups of CloudWatch, mails of budgets and alarms",
-    "AWS: the outbound rule to its own security group that EFA needs",
-    "AWS: the seconds until a new role or policy is effective everywhere; here it is at once",
-    "AWS: bucket names that other accounts have taken",
-]
 
 
 def facts() -> dict[str, Any]:
@@ -45,7 +36,6 @@ class AwsAccount(Account):
                     "AWS_ALLOW_HTTP": "true", "AWS_VIRTUAL_HOSTED_STYLE_REQUEST": "false",
                     "KUBECONFIG": str(folder / "kubeconfig")}
         self.quotas: dict[str, float] = dict.fromkeys(_quota_codes(), 1e6)  # vCPUs in each region; tests change them.
-        self.not_modelled += NOT_MODELLED
 
     def client(self, service: str, region: str) -> Any:
         return _client(self.endpoint, service, region)

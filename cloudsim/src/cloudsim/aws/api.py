@@ -1,5 +1,7 @@
 """Operations of AWS's API that moto lacks or does not check enough; they are answered here before moto sees them."""
 
+import json
+import re
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +42,8 @@ def hook(account: AwsAccount, session: Any, denial: Callable[[str], str]) -> Non
         try:
             if why := denial(f"{service}:{model.name}"):
                 raise ApiError("AccessDeniedException", why)
+            if service == "sagemaker" and (why := _shape_error(model.input_shape, context["embark_parameters"])):
+                raise ApiError("ValidationException", why)
             if found is None:
                 return None
             body = found(account, str(context.get("client_region")), context.get("embark_parameters") or {})
@@ -52,3 +56,24 @@ def hook(account: AwsAccount, session: Any, denial: Callable[[str], str]) -> Non
 
     session.register("before-parameter-build.*.*", keep)
     session.register("before-call.*.*", answer)
+
+
+def _shape_error(shape: Any, value: Any, path: str = "") -> str:
+    """Return which constraint of AWS's own model a request does not meet, or an empty text."""
+    rules, inner = shape.metadata, []
+    if shape.type_name == "structure":
+        inner = [(shape.members[key], one, key) for key, one in value.items() if key in shape.members]
+    elif shape.type_name == "list":
+        inner = [(shape.member, one, f"{path}.{number + 1}.member") for number, one in enumerate(value)]
+    size = value if isinstance(value, int | float) else len(value)
+    what = ""
+    if rules.get("enum") and value not in rules["enum"]:
+        what = f"enum value set: {json.dumps(rules['enum'])}"
+    elif "max" in rules and size > rules["max"]:
+        what = f"a value or length less than or equal to {rules['max']}"
+    elif "pattern" in rules and not re.fullmatch(rules["pattern"], value):
+        what = f"regular expression pattern: {rules['pattern']}"
+    if what:
+        return f"1 validation error detected: Value '{value}' at '{path}' failed to satisfy constraint: Member must " \
+               f"satisfy {what}"
+    return next((why for one in inner if (why := _shape_error(*one))), "")

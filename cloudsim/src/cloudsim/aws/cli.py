@@ -30,6 +30,7 @@ class AwsCli:
         """`denial` returns why the caller may not perform an action, or an empty text. `start_session` answers Systems
         Manager, for which the CLI would start a program of Amazon's."""
         self.account, self.denial, self.start_session = account, denial, start_session
+        self.body = account.folder / "body"  # The file of an answer that goes to /dev/stdout.
 
     @cached_property
     def driver(self) -> Any:
@@ -59,14 +60,18 @@ class AwsCli:
                 contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             self.driver.session.set_config_variable("region", None)  # Forgets --region of the call before.
             try:
-                code = int(self.driver.main(list(call.words)) or 0)
+                # The CLI's own stdout is redirected, that of this process is not.
+                words = [str(self.body) if word == "/dev/stdout" else word for word in call.words]
+                code = int(self.driver.main(words) or 0)
             except SystemExit as end:
                 code = end.code if isinstance(end.code, int) else 2
         if code:
             raise Refusal(f"{out.getvalue()}{err.getvalue()}".strip("\n"), code)
         if call.words[:2] == ("eks", "update-kubeconfig"):
             self._use_cluster(call)
-        return out.getvalue()
+        body = self.body.read_text() if self.body.exists() else ""
+        self.body.unlink(missing_ok=True)
+        return body + out.getvalue()
 
     def _use_cluster(self, call: Call) -> None:
         """Make the cluster that `update-kubeconfig` named kubectl's context."""

@@ -1,10 +1,7 @@
 """Reads eksctl's ClusterConfig and refuses what eksctl refuses."""
 
-import json
 import re
 from dataclasses import dataclass
-from functools import cache
-from importlib.resources import files
 from typing import Any
 
 import yaml
@@ -14,7 +11,7 @@ from cloudsim.aws.account import AwsAccount, facts
 from cloudsim.aws.ec2 import machine_type
 from cloudsim.aws.iam import POLICY_VERSIONS, policy_error
 from cloudsim.kubernetes.validation import label_error
-from cloudsim.state import Refusal, versions_sold
+from cloudsim.state import Refusal, schema_error, versions_sold
 
 MIN_ZONES = 2
 STACK_NAME = re.compile("[a-zA-Z][-a-zA-Z0-9]*")
@@ -76,13 +73,8 @@ def read_config(account: AwsAccount, call: Call, path: str) -> ClusterConfig:
         raise refuse(f"error converting YAML to JSON: {error}") from error
     if not isinstance(raw, dict) or (raw.get("apiVersion"), raw.get("kind")) != ("eksctl.io/v1alpha5", "ClusterConfig"):
         raise refuse("no kind \"ClusterConfig\" is registered for version \"eksctl.io/v1alpha5\"")
-    for mistake in sorted(_schema().iter_errors(raw), key=lambda one: list(map(str, one.absolute_path))):
-        where = ".".join(map(str, mistake.absolute_path))
-        if mistake.validator == "additionalProperties":
-            unknown = sorted(set(mistake.instance) - set(mistake.schema.get("properties", {})))
-            raise refuse("error unmarshaling JSON: while decoding JSON: json: unknown field "
-                         f'"{unknown[0]}" (in {where})')
-        raise refuse(f"error unmarshaling JSON: {where}: {mistake.message}")
+    if why := schema_error("aws/eksctl_cluster_config.json", raw):
+        raise refuse(f"error unmarshaling JSON: while decoding JSON: json: {why}")
     about = raw.get("metadata") or {}
     found = ClusterConfig(name=str(about.get("name", "")), region=str(about.get("region", "")),
                           version=str(about.get("version", "1.34")), raw=raw)
@@ -161,11 +153,3 @@ def _check_group(config: ClusterConfig, group: dict[str, Any], path: str, refuse
     for key, value in (group.get("labels") or {}).items():
         if why := label_error(str(key), str(value)):
             raise refuse(f"{path}.labels: {why}")
-
-
-@cache
-def _schema() -> Any:
-    import jsonschema
-
-    text = (files("cloudsim.aws") / "eksctl_cluster_config.json").read_text(encoding="utf-8")
-    return jsonschema.Draft7Validator(json.loads(text))

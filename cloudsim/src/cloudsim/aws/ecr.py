@@ -7,6 +7,7 @@ from typing import Any
 
 from cloudsim.aws.account import NUMBER, AwsAccount, facts
 from cloudsim.aws.api import Parameters, operation
+from cloudsim.aws.iam import denial
 
 HOST = re.compile(r"(\d{12})\.dkr\.ecr\.([a-z0-9-]+)\.amazonaws\.com")
 PULL_ACTIONS = ("ecr:GetAuthorizationToken", "ecr:BatchCheckLayerAvailability", "ecr:GetDownloadUrlForLayer",
@@ -23,6 +24,12 @@ def get_authorization_token(account: AwsAccount, region: str, given: Parameters)
 
 def _password(region: str) -> str:
     return f"{NUMBER}-{region}-token"
+
+
+def pull_denial(documents: list[str], who: str, repository: str = "*") -> str:
+    """Return why policies do not let someone pull the images of a repository, or an empty text."""
+    wanted = ((action, "*" if action.endswith("Token") else repository) for action in PULL_ACTIONS)
+    return next((why for one in wanted if (why := denial(documents, who, *one))), "")
 
 
 class EcrRegistry:

@@ -10,8 +10,8 @@ import yaml
 from cloudsim.aws import fsx
 from cloudsim.aws.account import AwsAccount, facts
 from cloudsim.aws.ec2 import launch_error, machine_type
-from cloudsim.aws.ecr import HOST, PULL_ACTIONS, EcrRegistry
-from cloudsim.aws.iam import denial, role_arn
+from cloudsim.aws.ecr import HOST, PULL_ACTIONS, EcrRegistry, pull_denial
+from cloudsim.aws.iam import bucket_error, role_arn
 from cloudsim.aws.network import Network
 from cloudsim.kubernetes.cloud import Manifest, NodePool, VolumeFacts
 from embark.formatting import to_one_line
@@ -20,7 +20,6 @@ from embark.kubernetes.objects import at
 NODE_ACTIONS = json.dumps({"Version": "2012-10-17", "Statement": [
     {"Effect": "Allow", "Action": list(PULL_ACTIONS), "Resource": "*"}]})
 """The policy of eksctl's nodes for S3 and ECR, AmazonEC2ContainerRegistryPullOnly."""
-ACTIONS = {False: ("s3:ListBucket", "s3:GetObject"), True: ("s3:ListBucket", "s3:GetObject", "s3:PutObject")}
 STRATEGIES = ("RAID0", "RAID10", "Mount")
 GPU_PLUGIN, EFA_PLUGIN = "nvidia-device-plugin-daemonset", "embark-efa-aws-efa-k8s-device-plugin"
 """The device plugins of NVIDIA, by eksctl, and of EFA, by eks_cluster.sh: eksctl's does not tolerate GPU taints."""
@@ -43,22 +42,11 @@ class EksCloud:
             return f'failed to pull and unpack image "{image}": dial tcp: i/o timeout'
         why = EcrRegistry(self.account).image_error(image)
         if not why and HOST.match(image):
-            for action in PULL_ACTIONS:
-                why = why or denial([NODE_ACTIONS], self._node(pool), action, "*")
+            why = pull_denial([NODE_ACTIONS], self._node(pool))
         return f'failed to pull and unpack image "{image}": {why}' if why else ""
 
     def access_error(self, uri: str, *, write: bool, namespace: str, service_account: Manifest, pod: Manifest) -> str:
-        bucket, _, key = uri.removeprefix("s3://").partition("/")
-        if not uri.startswith("s3://"):
-            return f"{uri}: only s3:// is reachable with what EKS gives to a pod"
-        if bucket not in self.account.backends("s3")["aws"].buckets:
-            return f"NoSuchBucket: The specified bucket does not exist: {bucket}"
-        documents, who = self._identity(namespace, service_account)
-        for action in ACTIONS[write]:
-            resource = f"arn:aws:s3:::{bucket}" + ("" if action == "s3:ListBucket" else f"/{key.rstrip('/')}/object")
-            if why := denial(documents, who, action, resource):
-                return f"AccessDenied: {why}"
-        return ""
+        return bucket_error(self.account, uri, *self._identity(namespace, service_account), write=write)
 
     def volume(self, volume: Manifest, pool: NodePool) -> VolumeFacts | str:
         csi = (volume.get("spec") or {}).get("csi") or {}

@@ -22,8 +22,6 @@ from cloudsim.kubernetes.volumes import add_storage_class
 from cloudsim.state import Refusal
 
 CREATE_S, GROUP_S, SCALE_S, DELETE_S = 900.0, 240.0, 120.0, 600.0
-DAEMON_SETS = {"vpc-cni": "aws-node", "kube-proxy": "kube-proxy", "eks-pod-identity-agent": "eks-pod-identity-agent",
-               "aws-fsx-csi-driver": "fsx-csi-node", "amazon-cloudwatch-observability": "cloudwatch-agent"}
 STACK = "CloudFormation stack"
 
 
@@ -105,7 +103,7 @@ class Eksctl:
                           has_metrics_server=config.has_metrics_server)
         self.account.clusters[key] = cluster
         self.account.clock.advance(CREATE_S)
-        for addon, name in DAEMON_SETS.items():
+        for addon, name in facts()["eks"]["daemon_sets"].items():
             if addon in config.addons | {"vpc-cni", "kube-proxy"}:
                 cluster.add_daemon_set(name)
         for driver, addon in facts()["eks"]["drivers"].items():

@@ -10,6 +10,7 @@ from cloudsim.aws.api import ApiError, Parameters, operation
 
 POLICY_VERSIONS = ("2012-10-17", "2008-10-17")
 ARN_PARTS = 6
+ACTIONS = {False: ("s3:ListBucket", "s3:GetObject"), True: ("s3:ListBucket", "s3:GetObject", "s3:PutObject")}
 
 
 @operation("iam.AttachRolePolicy")
@@ -79,6 +80,20 @@ def denial(documents: list[str], who: str, action: str, resource: str) -> str:
 
 def role_arn(role: str, session: str) -> str:
     return f"arn:aws:sts::{NUMBER}:assumed-role/{role}/{session}"
+
+
+def bucket_error(account: AwsAccount, uri: str, documents: list[str], who: str, *, write: bool) -> str:
+    """Return why policies do not let someone use an address of S3, or an empty text."""
+    bucket, _, key = uri.removeprefix("s3://").partition("/")
+    if not uri.startswith("s3://"):
+        return f"{uri}: only s3:// is reachable with what AWS gives to a program"
+    if bucket not in account.backends("s3")["aws"].buckets:
+        return f"NoSuchBucket: The specified bucket does not exist: {bucket}"
+    for action in ACTIONS[write]:
+        resource = f"arn:aws:s3:::{bucket}" + ("" if action == "s3:ListBucket" else f"/{key.rstrip('/')}/object")
+        if why := denial(documents, who, action, resource):
+            return f"AccessDenied: {why}"
+    return ""
 
 
 @cache

@@ -9,7 +9,7 @@ from typing import Any
 from cloudsim.account import Call
 from cloudsim.aws.account import AwsAccount
 from cloudsim.aws.cli import AwsCli
-from cloudsim.aws.ecr import HOST, PULL_ACTIONS, EcrRegistry
+from cloudsim.aws.ecr import HOST, EcrRegistry, pull_denial
 from cloudsim.aws.iam import denial, role_arn, role_documents
 from cloudsim.machine import CLOUD_CONFIG, FirstStart, FunctionProgram, MachineDocker, first_start
 from cloudsim.state import Refusal
@@ -59,9 +59,8 @@ class Machine:
                 return f'Head "https://{host}/v2/{path}": no basic auth credentials'
             name = re.split("[:@]", path)[0]
             arn = f"arn:aws:ecr:{found[2]}:{found[1]}:repository/{name}"
-            for action in PULL_ACTIONS[1:]:
-                if why := denial(self.documents, self.who, action, arn):
-                    return f"denied: {why}"
+            if why := pull_denial(self.documents, self.who, arn):
+                return f"denied: {why}"
         return ""
 
     def start(self) -> FirstStart:

@@ -1,11 +1,9 @@
 """`az aks`: clusters and their node pools."""
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from cloudsim.account import Call
 from cloudsim.azure.arm import GROUP, NOT_FOUND, POOL, RoleAssignment, Subscription, identifier, names_of
 from cloudsim.azure.cluster_cloud import AksCloud
 from cloudsim.azure.facts import FACTS, MachineType
@@ -29,7 +27,7 @@ BLOB_DRIVER = "blob.csi.azure.com"
 DRIVERS = ("disk.csi.azure.com", "file.csi.azure.com")
 
 
-def create_cluster(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_cluster(azure: Subscription, command: ParsedCommand) -> Any:
     group, name = names_of(command)
     azure.group(group)
     location = azure.location(command, group)
@@ -89,14 +87,14 @@ def need_cluster(azure: Subscription, command: ParsedCommand, flag: str = "--nam
     return azure.need(CLUSTER, command.text("--resource-group"), command.text(flag))
 
 
-def show_cluster(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def show_cluster(azure: Subscription, command: ParsedCommand) -> Any:
     group, name = names_of(command)
     azure.group(group)
     found = azure.find(CLUSTER, group, name)
     return azure.view(found if found is not None else need_cluster(azure, command))
 
 
-def update_cluster(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def update_cluster(azure: Subscription, command: ParsedCommand) -> Any:
     found = need_cluster(azure, command)
     body, cluster = found.attributes["body"], azure.account.clusters[found.name]
     _attach(azure, found, _registry(azure, command))
@@ -123,7 +121,7 @@ def _install_prometheus(cluster: Cluster) -> None:
     install(cluster, next(one for one in releases() if one.name == "aks-managed-prometheus"), "kube-system")
 
 
-def delete_cluster(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def delete_cluster(azure: Subscription, command: ParsedCommand) -> Any:
     if not command["--yes"]:
         raise Refusal("Unable to prompt for confirmation as no tty available. Use --yes.")
     found = need_cluster(azure, command)
@@ -138,11 +136,11 @@ def forget_cluster(azure: Subscription, found: Resource) -> None:
         azure.account.context = ""
 
 
-def get_credentials(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def get_credentials(azure: Subscription, command: ParsedCommand) -> Any:
     azure.account.context = need_cluster(azure, command).name
 
 
-def add_pool(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def add_pool(azure: Subscription, command: ParsedCommand) -> Any:
     owner, name = need_cluster(azure, command, "--cluster-name"), command.text("--nodepool-name")
     if azure.find(POOL, *owner.name.split("/"), name) is not None:
         raise Refusal(f"Node pool {name} already exists, please try a different name, use 'aks nodepool list' to get "
@@ -172,16 +170,16 @@ def add_pool(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
                                 least=least, most=most, is_spot=is_spot, zones=zones))
 
 
-def show_pool(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def show_pool(azure: Subscription, command: ParsedCommand) -> Any:
     return azure.view(_need_pool(azure, command))
 
 
-def list_pools(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def list_pools(azure: Subscription, command: ParsedCommand) -> Any:
     owner = need_cluster(azure, command, "--cluster-name")
     return [azure.view(one) for one in azure.below(owner) if one.kind == POOL]
 
 
-def scale_pool(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def scale_pool(azure: Subscription, command: ParsedCommand) -> Any:
     pool, count = _need_pool(azure, command), int(command.text("--node-count"))
     if pool.attributes["body"]["enableAutoScaling"]:
         raise Refusal("Cannot scale cluster autoscaler enabled node pool.")
@@ -192,7 +190,7 @@ def scale_pool(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     return azure.view(pool)
 
 
-def update_pool(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def update_pool(azure: Subscription, command: ParsedCommand) -> Any:
     pool = _need_pool(azure, command)
     body = pool.attributes["body"]
     words = [flag for flag in ("--enable-cluster-autoscaler", "--disable-cluster-autoscaler",
@@ -219,7 +217,7 @@ def update_pool(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     return azure.view(pool)
 
 
-def delete_pool(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def delete_pool(azure: Subscription, command: ParsedCommand) -> Any:
     owner, name = need_cluster(azure, command, "--cluster-name"), command.text("--nodepool-name")
     pool = azure.find(POOL, *owner.name.split("/"), name)
     if pool is None:
@@ -330,11 +328,3 @@ def _check_quota(azure: Subscription, kind: MachineType, location: str, count: i
     error = azure.quota_error(kind, location, count, is_spot=is_spot)
     if error:
         raise Refusal(error)
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "aks create": create_cluster, "aks show": show_cluster, "aks update": update_cluster, "aks delete": delete_cluster,
-    "aks get-credentials": get_credentials, "aks nodepool add": add_pool, "aks nodepool show": show_pool,
-    "aks nodepool list": list_pools, "aks nodepool scale": scale_pool, "aks nodepool update": update_pool,
-    "aks nodepool delete": delete_pool,
-}

@@ -1,11 +1,11 @@
 """A subscription as Azure Resource Manager keeps it: groups, resources with ids, quotas and roles."""
 
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cloudsim.account import Account, Call
+from cloudsim.account import Account
 from cloudsim.azure.facts import FACTS, MachineType, families, machine_type
 from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal, Resource
@@ -31,9 +31,9 @@ def names_of(command: ParsedCommand) -> tuple[str, str]:
     return command.text("--resource-group"), command.text("--name")
 
 
-def shown(kind: str, *flags: str) -> Callable[["Subscription", ParsedCommand, Call], Any]:
+def shown(kind: str, *flags: str) -> Any:
     """Make the answer that shows a resource; `flags` give its names, by default `--name`."""
-    return lambda azure, command, call: azure.view(azure.need(
+    return lambda azure, command: azure.view(azure.need(
         kind, command.text("--resource-group"), *(command.text(flag) for flag in flags or ["--name"])))
 
 

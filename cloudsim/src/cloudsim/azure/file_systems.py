@@ -2,11 +2,9 @@
 
 import ipaddress
 import re
-from collections.abc import Callable
 from typing import Any
 
-from cloudsim.account import Call
-from cloudsim.azure.arm import Subscription, shown
+from cloudsim.azure.arm import Subscription
 from cloudsim.azure.facts import FACTS
 from cloudsim.azure.networks import SUBNET
 from cloudsim.grammar import ParsedCommand
@@ -24,7 +22,7 @@ def _names(command: ParsedCommand, kind: str) -> list[str]:
     return [command.text(flag) for flag in NAMES[kind]]
 
 
-def create_account(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_account(azure: Subscription, command: ParsedCommand) -> Any:
     group, names = command.text("--resource-group"), _names(command, ACCOUNT)
     azure.group(group)
     found = azure.find(ACCOUNT, group, *names) or azure.create(
@@ -32,7 +30,7 @@ def create_account(azure: Subscription, command: ParsedCommand, call: Call) -> A
     return azure.view(found)
 
 
-def create_pool(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_pool(azure: Subscription, command: ParsedCommand) -> Any:
     group, names = command.text("--resource-group"), _names(command, POOL)
     account = azure.need(ACCOUNT, group, names[0])
     size = int(command.text("--size", "4"))
@@ -46,7 +44,7 @@ def create_pool(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     return azure.view(found)
 
 
-def create_volume(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_volume(azure: Subscription, command: ParsedCommand) -> Any:
     group, names = command.text("--resource-group"), _names(command, VOLUME)
     azure.need(ACCOUNT, group, names[0])
     pool = azure.need(POOL, group, *names[:2])
@@ -81,7 +79,7 @@ def create_volume(azure: Subscription, command: ParsedCommand, call: Call) -> An
         unixPermissions=permissions, subnetId=azure.id_of(subnet), mountTargets=[{"ipAddress": address}]))
 
 
-def create_lustre(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_lustre(azure: Subscription, command: ParsedCommand) -> Any:
     group, name, sku = (command.text(f"--{one}") for one in ("resource-group", "amlfs-name", "sku"))
     azure.group(group)
     location = azure.location(command, group)
@@ -127,8 +125,8 @@ def _address(azure: Subscription, subnet: Resource) -> str:
     return str(hosts[3 + len(azure.resources.users_of(subnet.key))])  # Azure reserves the first addresses.
 
 
-def _list(kind: str, *flags: str) -> Callable[[Subscription, ParsedCommand, Call], Any]:
-    def answer(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def _list(kind: str, *flags: str) -> Any:
+    def answer(azure: Subscription, command: ParsedCommand) -> Any:
         group, names = command.text("--resource-group"), [command.text(flag) for flag in flags]
         if names:
             azure.need(kind.rpartition("/")[0], group, *names)
@@ -138,8 +136,8 @@ def _list(kind: str, *flags: str) -> Callable[[Subscription, ParsedCommand, Call
     return answer
 
 
-def _delete(kind: str) -> Callable[[Subscription, ParsedCommand, Call], Any]:
-    def answer(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def _delete(kind: str) -> Any:
+    def answer(azure: Subscription, command: ParsedCommand) -> Any:
         group = command.text("--resource-group")
         azure.group(group)
         found = azure.find(kind, group, *_names(command, kind))
@@ -155,16 +153,3 @@ def _delete(kind: str) -> Callable[[Subscription, ParsedCommand, Call], Any]:
         azure.delete(command, found, takes_s=120.0)
 
     return answer
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "netappfiles account create": create_account, "netappfiles account show": shown(ACCOUNT, *NAMES[ACCOUNT]),
-    "netappfiles account delete": _delete(ACCOUNT), "netappfiles account list": _list(ACCOUNT),
-    "netappfiles pool create": create_pool, "netappfiles pool show": shown(POOL, *NAMES[POOL]),
-    "netappfiles pool delete": _delete(POOL), "netappfiles pool list": _list(POOL, "--account-name"),
-    "netappfiles volume create": create_volume, "netappfiles volume show": shown(VOLUME, *NAMES[VOLUME]),
-    "netappfiles volume delete": _delete(VOLUME),
-    "netappfiles volume list": _list(VOLUME, "--account-name", "--pool-name"),
-    "amlfs create": create_lustre, "amlfs show": shown(LUSTRE, *NAMES[LUSTRE]), "amlfs delete": _delete(LUSTRE),
-    "amlfs list": _list(LUSTRE),
-}

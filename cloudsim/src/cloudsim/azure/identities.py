@@ -1,20 +1,19 @@
 """`az identity` and `az role`: managed identities, federated credentials and role assignments."""
 
-from collections.abc import Callable
 from typing import Any
 
-from cloudsim.account import Call
-from cloudsim.azure.arm import VM, RoleAssignment, Subscription, identifier, names_of, shown
+from cloudsim.azure.arm import VM, RoleAssignment, Subscription, identifier, names_of
 from cloudsim.azure.facts import FACTS
 from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal
 
+ENDPOINT = "Microsoft.MachineLearningServices/workspaces/onlineEndpoints"
 IDENTITY = "Microsoft.ManagedIdentity/userAssignedIdentities"
 CREDENTIAL = f"{IDENTITY}/federatedIdentityCredentials"
 AUDIENCE = "api://AzureADTokenExchange"
 
 
-def create_identity(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_identity(azure: Subscription, command: ParsedCommand) -> Any:
     group, name = names_of(command)
     azure.group(group)
     found = azure.find(IDENTITY, group, name) or azure.create(
@@ -23,11 +22,11 @@ def create_identity(azure: Subscription, command: ParsedCommand, call: Call) -> 
     return azure.view(found)
 
 
-def delete_identity(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def delete_identity(azure: Subscription, command: ParsedCommand) -> Any:
     azure.delete(command, azure.need(IDENTITY, *names_of(command)))
 
 
-def create_credential(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_credential(azure: Subscription, command: ParsedCommand) -> Any:
     group, owner, name = (command.text(f"--{one}") for one in ("resource-group", "identity-name", "name"))
     identity = azure.need(IDENTITY, group, owner)
     issuer, subject = command.text("--issuer"), command.text("--subject")
@@ -44,7 +43,7 @@ def create_credential(azure: Subscription, command: ParsedCommand, call: Call) -
                                    subject=subject, audiences=command["--audiences"] or [AUDIENCE]))
 
 
-def create_assignment(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_assignment(azure: Subscription, command: ParsedCommand) -> Any:
     role, scope = command.text("--role"), command.text("--scope")
     principal = command.text("--assignee-object-id") or command.text("--assignee")
     if role not in FACTS["roles"]["names"]:
@@ -76,6 +75,7 @@ def principals(azure: Subscription) -> list[str]:
     """List the identities that exist: user-assigned ones and those of machines and clusters."""
     found = [one.attributes["body"]["principalId"] for one in azure.resources.of_kind(IDENTITY)]
     found += [(one.attributes["body"].get("identity") or {}).get("principalId") for one in azure.resources.of_kind(VM)]
+    found += [one.attributes["body"]["identity"]["principal_id"] for one in azure.resources.of_kind(ENDPOINT)]
     for one in azure.resources.of_kind("Microsoft.ContainerService/managedClusters"):
         body = one.attributes["body"]
         found += [body["identityProfile"]["kubeletidentity"]["objectId"], body["identity"]["principalId"]]
@@ -97,15 +97,15 @@ def check_scope(azure: Subscription, scope: str) -> None:
                       "more details please go to https://aka.ms/ARMResourceNotFoundFix", 3)
 
 
-def list_assignments(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def list_assignments(azure: Subscription, command: ParsedCommand) -> Any:
     principal, scope, role = command["--assignee"], command["--scope"], command["--role"]
     return [_view(one) for one in azure.assignments
             if (not principal or one.principal == principal) and (not role or one.role == role)
             and (not scope or one.scope.lower() == scope.lower())]
 
 
-def delete_assignments(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
-    doomed = [one["id"] for one in list_assignments(azure, command, call)]
+def delete_assignments(azure: Subscription, command: ParsedCommand) -> Any:
+    doomed = [one["id"] for one in list_assignments(azure, command)]
     azure.assignments = [one for one in azure.assignments if _view(one)["id"] not in doomed]
 
 
@@ -113,10 +113,3 @@ def _view(one: RoleAssignment) -> dict[str, Any]:
     name = identifier("assignment", one.role, one.principal, one.scope)
     return {"id": f"{one.scope}/providers/Microsoft.Authorization/roleAssignments/{name}", "name": name,
             "roleDefinitionName": one.role, "principalId": one.principal, "scope": one.scope}
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "identity create": create_identity, "identity show": shown(IDENTITY), "identity delete": delete_identity,
-    "identity federated-credential create": create_credential, "role assignment create": create_assignment,
-    "role assignment list": list_assignments, "role assignment delete": delete_assignments,
-}

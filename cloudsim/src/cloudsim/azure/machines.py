@@ -1,14 +1,12 @@
 """`az vm`: plain machines and the log of their first start."""
 
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from cloudsim.account import Call
-from cloudsim.azure.arm import VM, Subscription, identifier, names_of, shown
+from cloudsim.azure.arm import VM, Subscription, identifier, names_of
 from cloudsim.azure.cluster_cloud import ACCOUNT_VARIABLE, blob_error
 from cloudsim.azure.facts import FACTS
 from cloudsim.azure.networks import NSG, PPG, SUBNET, VNET, add_subnet
@@ -22,7 +20,7 @@ ADDRESS = "Microsoft.Network/publicIPAddresses"
 SPEC_NAME = "spec.toml"
 
 
-def create_set(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_set(azure: Subscription, command: ParsedCommand) -> Any:
     group, name = names_of(command)
     azure.group(group)
     ppg = [azure.need(PPG, group, command.text("--ppg"))] if command["--ppg"] else []
@@ -30,7 +28,7 @@ def create_set(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
         command, SET, group, name, location=azure.location(command, group), uses=ppg))
 
 
-def create(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create(azure: Subscription, command: ParsedCommand) -> Any:
     group, name = names_of(command)
     azure.group(group)
     location = azure.location(command, group)
@@ -40,7 +38,7 @@ def create(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     if command.text("--image") not in FACTS["images"]["names"]:
         raise Refusal(f"Invalid image \"{command.text('--image')}\". Use a valid image URN, custom image name, or pick "
                       f"one of {', '.join(FACTS['images']['names'])}.")
-    _check_keys(command, call)
+    _check_keys(command)
     is_spot = command.text("--priority", "Regular").lower() == "spot"
     if command["--availability-set"] and (is_spot or command["--zone"]):
         raise Refusal("(OperationNotAllowed) A machine of an availability set can be neither in a zone nor a Spot one.")
@@ -63,15 +61,15 @@ def create(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     made = azure.create(
         command, VM, group, name, location=location, takes_s=90.0, uses=[*uses, address], is_paid=True,
         hardwareProfile={"vmSize": kind.name}, priority="Spot" if is_spot else "Regular",
-        vmId=identifier("vm", group, name), customData=_custom_data(command, call), tags=_tags(command),
+        vmId=identifier("vm", group, name), customData=_custom_data(command), tags=_tags(command),
         identity={"type": "SystemAssigned", "principalId": identifier("vm principal", group, name)} if has_identity
         else None, powerState="VM running", publicIps=f"20.0.0.{len(azure.resources.of_kind(VM)) + 1}")
     return azure.view(made)
 
 
-def _check_keys(command: ParsedCommand, call: Call) -> None:
+def _check_keys(command: ParsedCommand) -> None:
     for one in command["--ssh-key-values"] or []:
-        if not one.startswith("ssh-") and not (call.folder / one).is_file():
+        if not one.startswith("ssh-") and not (command.call.folder / one).is_file():
             raise Refusal(f"An RSA key file or key value must be supplied to SSH Key Value: {one} is neither.")
     if not command["--generate-ssh-keys"] and not command["--ssh-key-values"] and not command["--admin-password"]:
         raise Refusal("An SSH key is needed: --generate-ssh-keys or --ssh-key-values.")
@@ -90,10 +88,10 @@ def _subnet(azure: Subscription, command: ParsedCommand, group: str, name: str, 
     return azure.need(SUBNET, group, network, subnet)
 
 
-def _custom_data(command: ParsedCommand, call: Call) -> str:
+def _custom_data(command: ParsedCommand) -> str:
     """Return a file's content, or the text itself if there is no such file."""
     text = command.text("--custom-data")
-    path = call.folder / text
+    path = command.call.folder / text
     return path.read_text(encoding="utf-8") if text and path.is_file() else text
 
 
@@ -101,25 +99,25 @@ def _tags(command: ParsedCommand) -> dict[str, str]:
     return dict(one.partition("=")[::2] for one in command["--tags"] or [])
 
 
-def list_machines(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def list_machines(azure: Subscription, command: ParsedCommand) -> Any:
     group = command.text("--resource-group")
     if group:
         azure.group(group)
     return [azure.view(one) for one in azure.resources.of_kind(VM) if one.name.startswith(f"{group}/" if group else "")]
 
 
-def delete(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def delete(azure: Subscription, command: ParsedCommand) -> Any:
     if not command["--yes"]:
         raise Refusal("Unable to prompt for confirmation as no tty available. Use --yes.")
     azure.delete(command, azure.need(VM, *names_of(command)))
 
 
-def start(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def start(azure: Subscription, command: ParsedCommand) -> Any:
     azure.need(VM, *names_of(command))
     azure.clock.advance(60.0)
 
 
-def run_command(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def run_command(azure: Subscription, command: ParsedCommand) -> Any:
     machine = azure.need(VM, *names_of(command))
     script = " ".join(command["--scripts"] or [])
     if "ssh_host_ed25519_key.pub" in script:
@@ -163,9 +161,3 @@ def machine_log(azure: Subscription, machine: Resource) -> str:
             if error:
                 return f"{uri}: {error}"
     return f"rank {machine.name.rpartition('-')[2]}: the image is there, {spec.store.root} can be written: training"
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "vm availability-set create": create_set, "vm create": create, "vm show": shown(VM), "vm list": list_machines,
-    "vm delete": delete, "vm start": start, "vm run-command invoke": run_command,
-}

@@ -2,11 +2,9 @@
 
 import json
 import re
-from collections.abc import Callable
 from typing import Any
 
-from cloudsim.account import Call
-from cloudsim.azure.arm import Subscription, names_of, shown
+from cloudsim.azure.arm import Subscription, names_of
 from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal
 
@@ -15,14 +13,14 @@ ACTIONS = "Microsoft.Insights/actionGroups"
 ALERT = "Microsoft.Insights/metricAlerts"
 
 
-def create_workspace(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_workspace(azure: Subscription, command: ParsedCommand) -> Any:
     group, name = names_of(command)
     azure.group(group)
     return azure.view(azure.find(WORKSPACE, group, name) or azure.create(
         command, WORKSPACE, group, name, location=azure.location(command, group)))
 
 
-def create_actions(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_actions(azure: Subscription, command: ParsedCommand) -> Any:
     group, name = names_of(command)
     azure.group(group)
     if len(command.text("--short-name", name[:12])) > 12:
@@ -37,7 +35,7 @@ def create_actions(azure: Subscription, command: ParsedCommand, call: Call) -> A
     return azure.view(found or azure.create(command, ACTIONS, group, name, location="global"))
 
 
-def create_alert(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_alert(azure: Subscription, command: ParsedCommand) -> Any:
     group, name = names_of(command)
     azure.group(group)
     for scope in command["--scopes"] or []:
@@ -53,12 +51,12 @@ def create_alert(azure: Subscription, command: ParsedCommand, call: Call) -> Any
     return azure.view(azure.find(ALERT, group, name) or azure.create(command, ALERT, group, name, location="global"))
 
 
-def deploy(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def deploy(azure: Subscription, command: ParsedCommand) -> Any:
     """Deploy a template; all of its parameters must be given, and ids among them must exist."""
     group, name = command.text("--resource-group"), command.text("--name", "deployment")
     azure.group(group)
     try:
-        template = json.loads(call.read(command.text("--template-file")))
+        template = json.loads(command.call.read(command.text("--template-file")))
     except ValueError as error:
         raise Refusal(f"Failed to parse '{command.text('--template-file')}': {error}") from error
     given = dict(word.partition("=")[::2] for word in command["--parameters"] or [])
@@ -83,15 +81,7 @@ def deploy(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     return {"name": name, "properties": {"provisioningState": "Succeeded"}, "resourceGroup": group}
 
 
-def list_activity(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def list_activity(azure: Subscription, command: ParsedCommand) -> Any:
     if command["--resource-group"]:
         azure.group(command.text("--resource-group"))
     return []
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "monitor account create": create_workspace, "monitor account show": shown(WORKSPACE),
-    "monitor action-group create": create_actions, "monitor action-group show": shown(ACTIONS),
-    "monitor metrics alert create": create_alert, "monitor activity-log list": list_activity,
-    "deployment group create": deploy,
-}

@@ -1,11 +1,9 @@
 """`az network` and `az ppg`: networks, subnets, security groups and proximity placement groups."""
 
 import ipaddress
-from collections.abc import Callable
 from typing import Any
 
-from cloudsim.account import Call
-from cloudsim.azure.arm import Subscription, names_of, shown
+from cloudsim.azure.arm import Subscription, names_of
 from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal, Resource
 
@@ -16,7 +14,7 @@ PPG = "Microsoft.Compute/proximityPlacementGroups"
 DEFAULT_PREFIX = "10.0.0.0/16"
 
 
-def create_vnet(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_vnet(azure: Subscription, command: ParsedCommand) -> Any:
     group, name = names_of(command)
     location = azure.location(command, group)
     prefixes = command["--address-prefixes"] or [DEFAULT_PREFIX]
@@ -51,7 +49,7 @@ def add_subnet(azure: Subscription, command: ParsedCommand, vnet: Resource, name
                         delegations=rows)
 
 
-def create_subnet(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_subnet(azure: Subscription, command: ParsedCommand) -> Any:
     group, network, name = (command.text(f"--{one}") for one in ("resource-group", "vnet-name", "name"))
     vnet = azure.need(VNET, group, network)
     found = azure.find(SUBNET, group, network, name)
@@ -70,14 +68,14 @@ def create_subnet(azure: Subscription, command: ParsedCommand, call: Call) -> An
     return azure.view(add_subnet(azure, command, vnet, name, prefixes[0], delegations))
 
 
-def create_nsg(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_nsg(azure: Subscription, command: ParsedCommand) -> Any:
     group, name = names_of(command)
     found = azure.find(NSG, group, name) or azure.create(
         command, NSG, group, name, location=azure.location(command, group), securityRules=[])
     return {"NewNSG": azure.view(found)}
 
 
-def create_rule(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_rule(azure: Subscription, command: ParsedCommand) -> Any:
     nsg = azure.need(NSG, command.text("--resource-group"), command.text("--nsg-name"))
     rule = {"name": command.text("--name"), "priority": int(command.text("--priority", "100")),
             "access": command.text("--access", "Allow"), "direction": command.text("--direction", "Inbound"),
@@ -91,7 +89,7 @@ def create_rule(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     return rule
 
 
-def create_ppg(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_ppg(azure: Subscription, command: ParsedCommand) -> Any:
     group, name = names_of(command)
     azure.group(group)
     location = azure.location(command, group)
@@ -107,8 +105,8 @@ def create_ppg(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
     return azure.view(found)
 
 
-def _list(kind: str) -> Callable[[Subscription, ParsedCommand, Call], Any]:
-    def answer(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def _list(kind: str) -> Any:
+    def answer(azure: Subscription, command: ParsedCommand) -> Any:
         group = command.text("--resource-group")
         if group:
             azure.group(group)
@@ -118,8 +116,8 @@ def _list(kind: str) -> Callable[[Subscription, ParsedCommand, Call], Any]:
     return answer
 
 
-def _delete(kind: str, *flags: str) -> Callable[[Subscription, ParsedCommand, Call], Any]:
-    def answer(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def _delete(kind: str, *flags: str) -> Any:
+    def answer(azure: Subscription, command: ParsedCommand) -> Any:
         group = command.text("--resource-group")
         azure.group(group)
         found = azure.find(kind, group, *(command.text(flag) for flag in flags))
@@ -127,14 +125,3 @@ def _delete(kind: str, *flags: str) -> Callable[[Subscription, ParsedCommand, Ca
             azure.delete(command, found)
 
     return answer
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "network vnet create": create_vnet, "network vnet list": _list(VNET), "network vnet show": shown(VNET, "--name"),
-    "network vnet delete": _delete(VNET, "--name"), "network vnet subnet create": create_subnet,
-    "network vnet subnet show": shown(SUBNET, "--vnet-name", "--name"),
-    "network vnet subnet delete": _delete(SUBNET, "--vnet-name", "--name"), "network nsg create": create_nsg,
-    "network nsg show": shown(NSG, "--name"), "network nsg rule create": create_rule,
-    "network nsg delete": _delete(NSG, "--name"), "ppg create": create_ppg, "ppg show": shown(PPG, "--name"),
-    "ppg delete": _delete(PPG, "--name"), "ppg list": _list(PPG),
-}

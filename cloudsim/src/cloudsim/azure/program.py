@@ -1,7 +1,7 @@
 """`az`: parses its arguments, calls the function that answers, and formats the output."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,24 +10,11 @@ import yaml
 from jmespath.exceptions import JMESPathError  # type: ignore[import-untyped]
 
 from cloudsim.account import AnsweredBy, Call
-from cloudsim.azure import (
-    aks,
-    file_systems,
-    identities,
-    machines,
-    monitoring,
-    networks,
-    storage,
-    subscriptions,
-)
 from cloudsim.azure.arm import Subscription
-from cloudsim.grammar import ParsedCommand, load_grammar
+from cloudsim.grammar import ParsedCommand, load_grammar, load_handlers
 from cloudsim.state import Refusal
 
-Answer = Callable[[Subscription, ParsedCommand, Call], Any]
-ANSWERS: dict[str, Answer] = {name: answer for module in (
-    subscriptions, networks, identities, storage, file_systems, aks, machines, monitoring,
-) for name, answer in module.ANSWERS.items()}
+ANSWERS = load_handlers("azure", "arm")
 PARENT_FLAGS = {"virtualNetworks": "--vnet-name", "netAppAccounts": "--account-name", "capacityPools": "--pool-name"}
 TABLES = {"vm list": ("name", "resourceGroup", "powerState", "publicIps", "location", "zones")}
 """Commands whose tables have columns of their own: azure-cli, vm/_format.py."""
@@ -46,10 +33,11 @@ class Az:
     def run(self, call: Call) -> str:
         if call.words in (("--version",), ("version",)):
             return f"azure-cli {self.grammar.version}\n"
-        command = self.grammar.parse(call.words)
-        if command.path[0] == "amlfs" and "amlfs" not in self.subscription.extensions:
-            raise Refusal("'amlfs' is misspelled or not recognized by the system. The command is in the extension "
-                          "amlfs: az extension add --name amlfs", 2)
+        command = replace(self.grammar.parse(call.words), call=call)
+        first = command.path[0]
+        if first in ("amlfs", "ml") and first not in self.subscription.extensions:
+            raise Refusal(f"'{first}' is misspelled or not recognized by the system. The command is in the extension "
+                          f"{first}: az extension add --name {first}", 2)
         answer = ANSWERS.get(command.name)
         has_name = "--name" in self.grammar.commands[command.path].flags
         if answer is None or (command["--ids"] and not has_name):
@@ -57,8 +45,8 @@ class Az:
             raise Refusal(f"{what} is not modelled by the simulated account", 70)
         self.subscription.purge()
         if not command["--ids"]:
-            return _output(answer(self.subscription, command, call), command)
-        found = [answer(self.subscription, self._by_id(command, id), call) for id in command["--ids"]]
+            return _output(answer(self.subscription, command), command)
+        found = [answer(self.subscription, self._by_id(command, id)) for id in command["--ids"]]
         found = [one for one in found if one is not None]
         return _output(found if len(found) > 1 else next(iter(found), None), command)
 

@@ -1,10 +1,8 @@
 """`az storage` and `az acr`: storage accounts with their containers, and registries."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
-from cloudsim.account import Call
 from cloudsim.azure.arm import NOT_FOUND, Subscription, names_of
 from cloudsim.azure.facts import FACTS
 from cloudsim.grammar import ParsedCommand
@@ -15,7 +13,7 @@ REGISTRY = "Microsoft.ContainerRegistry/registries"
 HOST = ".azurecr.io"
 
 
-def create_account(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_account(azure: Subscription, command: ParsedCommand) -> Any:
     group, name = names_of(command)
     azure.group(group)
     if not re.fullmatch(r"[a-z0-9]{3,24}", name):
@@ -40,17 +38,17 @@ def need_account(azure: Subscription, name: str) -> Resource:
     return azure.ready(found)
 
 
-def show_account(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def show_account(azure: Subscription, command: ParsedCommand) -> Any:
     if command["--resource-group"]:
         return azure.view(azure.need(ACCOUNT, *names_of(command)))
     return azure.view(need_account(azure, command.text("--name")))
 
 
-def delete_account(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def delete_account(azure: Subscription, command: ParsedCommand) -> Any:
     azure.delete(command, need_account(azure, command.text("--name")))
 
 
-def create_container(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_container(azure: Subscription, command: ParsedCommand) -> Any:
     account = need_account(azure, command.text("--storage-account"))
     group, name = command["--resource-group"], command.text("--name")
     if group:
@@ -64,7 +62,7 @@ def create_container(azure: Subscription, command: ParsedCommand, call: Call) ->
     return {"id": f"{azure.id_of(account)}/blobServices/default/containers/{name}", "name": name}
 
 
-def create_registry(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_registry(azure: Subscription, command: ParsedCommand) -> Any:
     group, name = names_of(command)
     azure.group(group)
     if not re.fullmatch(r"[A-Za-z0-9]{5,50}", name):
@@ -87,15 +85,15 @@ def need_registry(azure: Subscription, command: ParsedCommand) -> Resource:
     return azure.ready(found)
 
 
-def show_registry(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def show_registry(azure: Subscription, command: ParsedCommand) -> Any:
     return azure.view(need_registry(azure, command))
 
 
-def delete_registry(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def delete_registry(azure: Subscription, command: ParsedCommand) -> Any:
     azure.delete(command, need_registry(azure, command))
 
 
-def login(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def login(azure: Subscription, command: ParsedCommand) -> Any:
     registry = need_registry(azure, command)
     host = registry.attributes["body"]["loginServer"]
     if command["--expose-token"]:
@@ -142,10 +140,3 @@ def pull_error(azure: Subscription, image: str, principal: str) -> str:
     if not azure.account.images.is_pushed(image):
         return f"{image}: not found"
     return ""
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "storage account create": create_account, "storage account show": show_account,
-    "storage account delete": delete_account, "storage container-rm create": create_container,
-    "acr create": create_registry, "acr show": show_registry, "acr delete": delete_registry, "acr login": login,
-}

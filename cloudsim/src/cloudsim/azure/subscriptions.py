@@ -1,9 +1,7 @@
 """`az account`, `group`, `provider`, `feature`, `extension`, `deployment`, quotas and machine types of a region."""
 
-from collections.abc import Callable
 from typing import Any
 
-from cloudsim.account import Call
 from cloudsim.azure.aks import CLUSTER, forget_cluster
 from cloudsim.azure.arm import GROUP, SUBSCRIPTION, Subscription, identifier
 from cloudsim.azure.facts import FACTS, families, machine_type
@@ -17,39 +15,39 @@ ACCOUNT = {"id": SUBSCRIPTION, "name": "Embark rehearsal", "isDefault": True, "s
            "user": {"name": "owner@example.com", "type": "user"}}
 
 
-def show_account(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def show_account(azure: Subscription, command: ParsedCommand) -> Any:
     if azure.is_service_principal:
         return {**ACCOUNT, "user": {"name": identifier("app"), "type": "servicePrincipal"}}
     return ACCOUNT
 
 
-def show_token(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def show_token(azure: Subscription, command: ParsedCommand) -> Any:
     return {"accessToken": "token", "expiresOn": "2026-11-18 12:00:00.000000", "tokenType": "Bearer"}
 
 
-def list_accounts(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def list_accounts(azure: Subscription, command: ParsedCommand) -> Any:
     return [ACCOUNT]
 
 
-def set_account(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def set_account(azure: Subscription, command: ParsedCommand) -> Any:
     if command.text("--subscription") not in (ACCOUNT["id"], ACCOUNT["name"]):
         raise Refusal(f"The subscription of '{command.text('--subscription')}' doesn't exist in cloud 'AzureCloud'.")
 
 
-def show_user(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def show_user(azure: Subscription, command: ParsedCommand) -> Any:
     if azure.is_service_principal:
         raise Refusal("/me request is only valid with delegated authentication flow.")
     return {"id": azure.user, "userPrincipalName": "owner@example.com", "displayName": "Owner"}
 
 
-def show_principal(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def show_principal(azure: Subscription, command: ParsedCommand) -> Any:
     if command.text("--id") != identifier("app"):
         raise Refusal(f"Resource '{command.text('--id')}' does not exist or one of its queried reference-property "
                       "objects are not present.", 3)
     return {"id": azure.user, "appId": identifier("app")}
 
 
-def create_group(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def create_group(azure: Subscription, command: ParsedCommand) -> Any:
     name, location = command.text("--name"), azure.location(command)
     found = azure.resources.find(GROUP, name)
     if found is not None and found.location != location:
@@ -58,19 +56,19 @@ def create_group(azure: Subscription, command: ParsedCommand, call: Call) -> Any
     return azure.view(found or azure.create(command, GROUP, name, location=location, takes_s=2.0, managedBy=None))
 
 
-def show_group(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def show_group(azure: Subscription, command: ParsedCommand) -> Any:
     return azure.view(azure.group(command.text("--name")))
 
 
-def has_group(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def has_group(azure: Subscription, command: ParsedCommand) -> Any:
     return azure.resources.find(GROUP, command.text("--name")) is not None
 
 
-def list_groups(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def list_groups(azure: Subscription, command: ParsedCommand) -> Any:
     return [azure.view(one) for one in azure.resources.of_kind(GROUP)]
 
 
-def delete_group(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def delete_group(azure: Subscription, command: ParsedCommand) -> Any:
     group = azure.group(command.text("--name"))
     if not command["--yes"]:
         raise Refusal("Unable to prompt for confirmation as no tty available. Use --yes.")
@@ -91,7 +89,7 @@ def delete_group(azure: Subscription, command: ParsedCommand, call: Call) -> Any
     azure.delete(command, group, takes_s=120.0)
 
 
-def register_provider(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def register_provider(azure: Subscription, command: ParsedCommand) -> Any:
     space = command.text("--namespace")
     if not space.startswith("Microsoft."):
         raise Refusal(f"(InvalidResourceNamespace) The resource namespace '{space}' is invalid.", 3)
@@ -100,35 +98,35 @@ def register_provider(azure: Subscription, command: ParsedCommand, call: Call) -
         azure.clock.advance(60.0)
 
 
-def show_provider(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def show_provider(azure: Subscription, command: ParsedCommand) -> Any:
     space = command.text("--namespace")
     return {"namespace": space, "registrationState": "Registered" if space in azure.providers else "NotRegistered"}
 
 
-def register_feature(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def register_feature(azure: Subscription, command: ParsedCommand) -> Any:
     azure.features.setdefault(f"{command.text('--namespace')}/{command.text('--name')}", azure.clock.now + FEATURE_S)
-    return show_feature(azure, command, call)
+    return show_feature(azure, command)
 
 
-def show_feature(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def show_feature(azure: Subscription, command: ParsedCommand) -> Any:
     name = f"{command.text('--namespace')}/{command.text('--name')}"
     at = azure.features.get(name)
     state = "NotRegistered" if at is None else "Registered" if at <= azure.clock.now else "Registering"
     return {"name": name, "properties": {"state": state}, "type": "Microsoft.Features/providers/features"}
 
 
-def add_extension(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def add_extension(azure: Subscription, command: ParsedCommand) -> Any:
     azure.extensions.add(command.text("--name"))
 
 
-def list_usage(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def list_usage(azure: Subscription, command: ParsedCommand) -> Any:
     used = azure.used(azure.location(command))
     titles = {"cores": "Total Regional vCPUs", "lowPriorityCores": "Total Regional Spot vCPUs", **families()}
     return [{"name": {"value": code, "localizedValue": title}, "localName": title, "currentValue": used.get(code, 0),
              "limit": azure.quotas.get(code, 0), "unit": "None"} for code, title in titles.items()]
 
 
-def list_skus(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
+def list_skus(azure: Subscription, command: ParsedCommand) -> Any:
     location, wanted = azure.location(command), command.text("--size").lower()
     names = [*(one.name for one in load_catalog().machines.values() if one.cloud == "azure"),
              *FACTS["sizes"]["machines"]]
@@ -139,14 +137,3 @@ def list_skus(azure: Subscription, command: ParsedCommand, call: Call) -> Any:
                          "resourceType": "virtualMachines",
                          "locationInfo": [{"location": location, "zones": FACTS["regions"]["zones"][location]}]})
     return rows
-
-
-ANSWERS: dict[str, Callable[[Subscription, ParsedCommand, Call], Any]] = {
-    "account list": list_accounts, "account set": set_account, "account show": show_account, "login": list_accounts,
-    "account get-access-token": show_token, "ad signed-in-user show": show_user, "ad sp show": show_principal,
-    "extension add": add_extension, "feature register": register_feature,
-    "feature show": show_feature, "group create": create_group, "group delete": delete_group,
-    "group exists": has_group, "group list": list_groups, "group show": show_group,
-    "provider register": register_provider, "provider show": show_provider, "vm list-skus": list_skus,
-    "vm list-usage": list_usage,
-}

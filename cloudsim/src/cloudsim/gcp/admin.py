@@ -1,7 +1,6 @@
 """Login, configuration, services, IAM, billing, quotas and monitoring."""
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -21,13 +20,12 @@ def _token(_: Project, __: Invocation) -> str:
     return f"{TOKEN}\n"
 
 
-def _install(project: Project, command: Invocation) -> str:
-    known = {"alpha", "beta", "gke-gcloud-auth-plugin", "kubectl", "docker-credential-gcr"}
+def _install(project: Project, command: Invocation) -> None:
+    known = {"alpha", "beta", "gke-gcloud-auth-plugin", "kubectl", "docker-credential-gcr", "cloud-run-proxy"}
     for name in command.names("COMPONENT-IDS"):
         if name not in known:
             command.fail(f"The following components are unknown [{name}].")
         project.components.add(name)
-    return ""
 
 
 def _set(project: Project, command: Invocation) -> str:
@@ -42,14 +40,13 @@ def _get_value(project: Project, command: Invocation) -> str:
     return project.config.get(command.name("SECTION/PROPERTY").removeprefix("core/"), "(unset)") + "\n"
 
 
-def _enable(project: Project, command: Invocation) -> str:
+def _enable(project: Project, command: Invocation) -> None:
     known = facts()["services"]["known"]
     for service in command.names("SERVICE"):
         name = service.removesuffix(".googleapis.com")
         if name not in known or not service.endswith(".googleapis.com"):
             command.fail(f"PERMISSION_DENIED: Not found or permission denied for service(s): {service}.")
         project.enable(name)
-    return ""
 
 
 def _services(project: Project, _: Invocation) -> list[dict[str, Any]]:
@@ -62,23 +59,21 @@ def _project(project: Project, command: Invocation) -> dict[str, Any]:
     return {"projectId": project.id, "projectNumber": project.number, "lifecycleState": "ACTIVE", "name": project.id}
 
 
-def _bind_project(project: Project, command: Invocation) -> str:
+def _bind_project(project: Project, command: Invocation) -> None:
     if command.name("PROJECT_ID") != project.id:
         command.fail(f"PERMISSION_DENIED: The caller does not have permission on {command.name('PROJECT_ID')}")
-    project.bind(command, project.path, kind="project")
-    return ""
+    project.bind(command, project.path)
 
 
 # service accounts
 
 
-def _create_account(project: Project, command: Invocation) -> str:
+def _create_account(project: Project, command: Invocation) -> None:
     email = f"{command.name()}@{project.id}.iam.gserviceaccount.com"
     if project.resources.find("service account", email):
         command.fail(f"Resource in projects [{project.id}] is the subject of a conflict: Service account "
                      f"{command.name()} already exists within project {project.path}.")
     project.resources.add("service account", email)
-    return ""
 
 
 def _account(project: Project, command: Invocation) -> dict[str, Any]:
@@ -88,10 +83,9 @@ def _account(project: Project, command: Invocation) -> dict[str, Any]:
     return {"email": email, "name": f"{project.path}/serviceAccounts/{email}", "projectId": project.id}
 
 
-def _bind_account(project: Project, command: Invocation) -> str:
+def _bind_account(project: Project, command: Invocation) -> None:
     email = str(_account(project, command)["email"])
-    project.bind(command, f"serviceAccounts/{email}", kind="service account")
-    return ""
+    project.bind(command, f"serviceAccounts/{email}")
 
 
 # billing
@@ -108,7 +102,7 @@ def _check_billing(command: Invocation) -> None:
         command.fail("PERMISSION_DENIED: The caller does not have permission")
 
 
-def _create_budget(project: Project, command: Invocation) -> str:
+def _create_budget(project: Project, command: Invocation) -> None:
     _check_billing(command)
     amount = command.text("--budget-amount")
     if not re.fullmatch(r"\d+(\.\d+)?([A-Z]{3})?", amount):
@@ -119,7 +113,6 @@ def _create_budget(project: Project, command: Invocation) -> str:
     name = command.text("--display-name")
     number = len(project.resources.of_kind("budget"))
     project.resources.add("budget", f"{name}-{number}", display_name=name)
-    return ""
 
 
 def _budgets(project: Project, command: Invocation) -> list[dict[str, Any]]:
@@ -128,12 +121,11 @@ def _budgets(project: Project, command: Invocation) -> list[dict[str, Any]]:
             for one in project.resources.of_kind("budget")]
 
 
-def _delete_budget(project: Project, command: Invocation) -> str:
+def _delete_budget(project: Project, command: Invocation) -> None:
     name = command.name("BUDGET").rpartition("/")[2]
     if project.resources.find("budget", name) is None:
         command.fail("NOT_FOUND: Requested entity was not found.")
     project.resources.remove("budget", name)
-    return ""
 
 
 # quotas
@@ -177,7 +169,7 @@ def _named(kind: str, collection: str) -> Any:
         for one in project.resources.of_kind(kind)]
 
 
-def _create_policy(project: Project, command: Invocation) -> str:
+def _create_policy(project: Project, command: Invocation) -> None:
     text = command.call.read(command.text("--policy-from-file")) if command.text("--policy-from-file") else ""
     policy = yaml.safe_load(text or command.text("--policy") or "{}")
     if not (policy.get("displayName") and policy.get("conditions") and policy.get("combiner")):
@@ -190,7 +182,6 @@ def _create_policy(project: Project, command: Invocation) -> str:
         uses.add(("channel", number))
     name = str(9000 + len(project.resources.of_kind("policy")))
     project.resources.add("policy", name, uses=uses, display_name=policy["displayName"])
-    return ""
 
 
 def _delete_named(kind: str, key: str) -> Any:
@@ -207,21 +198,9 @@ def _delete_named(kind: str, key: str) -> Any:
     return delete
 
 
-HANDLERS: Mapping[str, Any] = {
-    "auth login": _quiet, "auth application-default login": _quiet, "auth print-access-token": _token,
-    "auth list": lambda project, command: [{"account": "owner@example.com", "status": "ACTIVE"}],
-    "components install": _install, "config set": _set,
-    "config get-value": _get_value, "services enable": _enable, "services list": _services,
-    "projects describe": _project, "projects add-iam-policy-binding": _bind_project,
-    "projects list": lambda project, command: [{"projectId": project.id, "projectNumber": project.number}],
-    "iam service-accounts create": _create_account, "iam service-accounts describe": _account,
-    "iam service-accounts add-iam-policy-binding": _bind_account,
-    "billing projects describe": _billing, "billing budgets create": _create_budget, "billing budgets list": _budgets,
-    "billing budgets delete": _delete_budget, "beta quotas info list": _quota_infos,
-    "beta monitoring channels create": _create_channel,
-    "beta monitoring channels list": _named("channel", "notificationChannels"),
-    "beta monitoring channels delete": _delete_named("channel", "CHANNEL"),
-    "alpha monitoring policies create": _create_policy,
-    "alpha monitoring policies list": _named("policy", "alertPolicies"),
-    "alpha monitoring policies delete": _delete_named("policy", "POLICY"),
-}
+def _logins(project: Project, command: Invocation) -> list[dict[str, Any]]:
+    return [{"account": "owner@example.com", "status": "ACTIVE"}]
+
+
+def _projects(project: Project, command: Invocation) -> list[dict[str, Any]]:
+    return [{"projectId": project.id, "projectNumber": project.number}]

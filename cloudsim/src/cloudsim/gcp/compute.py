@@ -76,7 +76,7 @@ def zone_of(project: Project, command: Invocation) -> str:
 # networks
 
 
-def _create_network(project: Project, command: Invocation) -> str:
+def _create_network(project: Project, command: Invocation) -> None:
     profile = command.text("--network-profile")
     if profile and not project.is_zone(profile.removesuffix("-vpc-roce")):
         command.fail(f"Could not fetch resource:\n - The resource '{project.path}/global/networkProfiles/{profile}' "
@@ -86,10 +86,9 @@ def _create_network(project: Project, command: Invocation) -> str:
         command.fail(f"Could not fetch resource:\n - Invalid value for field 'resource.mtu': '{mtu}'. Must be between "
                      "1300 and 8896.")
     add(project, command, "network", "networks", command.name(), mode=command.text("--subnet-mode", "auto"))
-    return ""
 
 
-def _create_subnet(project: Project, command: Invocation) -> str:
+def _create_subnet(project: Project, command: Invocation) -> None:
     region, network = region_of(project, command), network_of(project, command, command.text("--network"))
     span = command.text("--range")
     for other in project.resources.of_kind("subnetwork"):
@@ -97,10 +96,9 @@ def _create_subnet(project: Project, command: Invocation) -> str:
             command.fail(f"Could not fetch resource:\n - Invalid IPCidrRange: {span} conflicts with existing "
                          f"subnetwork '{other.name.rpartition('/')[2]}' in region '{other.location}'.")
     add(project, command, "subnetwork", "subnetworks", command.name(), region, uses={network.key}, range=span)
-    return ""
 
 
-def _create_rule(project: Project, command: Invocation) -> str:
+def _create_rule(project: Project, command: Invocation) -> None:
     network = network_of(project, command, command.text("--network", "default"))
     rules = command.text("--allow") or command.text("--rules")
     if not rules:
@@ -110,10 +108,9 @@ def _create_rule(project: Project, command: Invocation) -> str:
             command.fail(f"Firewall rules must be of the form PROTOCOL[:PORT[-PORT]]; received [{rule}].")
     add(project, command, "firewall", "firewalls", command.name(), uses={network.key}, allowed=rules,
         target_tags=command.words("--target-tags"), source_ranges=command.words("--source-ranges"))
-    return ""
 
 
-def _create_address(project: Project, command: Invocation) -> str:
+def _create_address(project: Project, command: Invocation) -> None:
     uses: set[Key] = set()
     if command.text("--network"):
         uses = {network_of(project, command, command.text("--network")).key}
@@ -122,13 +119,11 @@ def _create_address(project: Project, command: Invocation) -> str:
         command.fail("Could not fetch resource:\n - Invalid value for field 'resource.prefixLength': a range for VPC "
                      "peering is global, and needs a network and a prefix length.")
     add(project, command, "address", "addresses", command.name(), uses=uses)
-    return ""
 
 
-def _create_placement(project: Project, command: Invocation) -> str:
+def _create_placement(project: Project, command: Invocation) -> None:
     region = region_of(project, command)
     add(project, command, "resource policy", "resourcePolicies", command.name(), region)
-    return ""
 
 
 # machines
@@ -155,7 +150,7 @@ def check_quota(project: Project, metrics: Mapping[str, float], region: str, cou
     return ""
 
 
-def _create_instance(project: Project, command: Invocation) -> str:
+def _create_instance(project: Project, command: Invocation) -> None:
     zone = zone_of(project, command)
     machine_type = command.text("--machine-type", "n1-standard-1")
     if not project.is_sold(machine_type, zone):
@@ -191,7 +186,6 @@ def _create_instance(project: Project, command: Invocation) -> str:
             labels={key: value for pair in command.pairs("--labels") for key, value in pair.items()},
             tags=command.words("--tags"), is_spot=is_spot, scopes=command.words("--scopes"),
             service_account=command.text("--service-account") or project.compute_account)
-    return ""
 
 
 def _show_instance(project: Project, one: Resource) -> dict[str, Any]:
@@ -208,10 +202,6 @@ def _instance(project: Project, command: Invocation, name: str = "") -> Resource
                 zone_of(project, command))
 
 
-def _instances(project: Project, command: Invocation) -> Any:
-    return [_show_instance(project, one) for one in project.resources.of_kind("instance")]
-
-
 def _set_status(status: str) -> Any:
     def change(project: Project, command: Invocation) -> str:
         for name in command.names("INSTANCE_NAMES"):
@@ -221,10 +211,9 @@ def _set_status(status: str) -> Any:
     return change
 
 
-def _delete_instances(project: Project, command: Invocation) -> str:
+def _delete_instances(project: Project, command: Invocation) -> None:
     for name in command.names("INSTANCE_NAMES"):
         remove(project, command, _instance(project, command, name), "instances")
-    return ""
 
 
 def _ssh(project: Project, command: Invocation) -> str:
@@ -270,7 +259,7 @@ def _quotas(project: Project, *, is_global: bool) -> list[dict[str, Any]]:
     return [{"metric": name, "limit": project.quota(name), "usage": 0.0} for name in sorted(names)]
 
 
-def _delete(kind: str, collection: str, *, location: str = "") -> Any:
+def _delete(kind: str, collection: str, location: str = "") -> Any:
     def delete(project: Project, command: Invocation) -> str:
         where = region_of(project, command) if location else ""
         for name in command.names():
@@ -280,7 +269,7 @@ def _delete(kind: str, collection: str, *, location: str = "") -> Any:
     return delete
 
 
-def _describe(kind: str, collection: str, *, location: str = "") -> Any:
+def _describe(kind: str, collection: str, location: str = "") -> Any:
     def describe(project: Project, command: Invocation) -> dict[str, Any]:
         where = region_of(project, command) if location else ""
         found = need(project, command, kind, collection, command.name(), where)
@@ -296,30 +285,5 @@ def _machine_types(project: Project, _: Invocation) -> list[dict[str, Any]]:
     return [{"name": name, "zone": zone} for name in sorted(names) for zone in zones if project.is_sold(name, zone)]
 
 
-HANDLERS: Mapping[str, Any] = {
-    "compute networks create": _create_network, "compute networks describe": _describe("network", "networks"),
-    "compute networks delete": _delete("network", "networks"),
-    "compute networks list": lambda project, command: [
-        {"name": one.name} for one in project.resources.of_kind("network")],
-    "compute networks subnets create": _create_subnet,
-    "compute networks subnets describe": _describe("subnetwork", "subnetworks", location="region"),
-    "compute networks subnets delete": _delete("subnetwork", "subnetworks", location="region"),
-    "compute firewall-rules create": _create_rule,
-    "compute firewall-rules describe": _describe("firewall", "firewalls"),
-    "compute firewall-rules delete": _delete("firewall", "firewalls"),
-    "compute firewall-rules list": lambda project, command: [
-        {"name": one.name} for one in project.resources.of_kind("firewall")],
-    "compute addresses create": _create_address, "compute addresses describe": _describe("address", "addresses"),
-    "compute addresses delete": _delete("address", "addresses"),
-    "compute resource-policies create group-placement": _create_placement,
-    "compute resource-policies describe": _describe("resource policy", "resourcePolicies", location="region"),
-    "compute resource-policies delete": _delete("resource policy", "resourcePolicies", location="region"),
-    "compute instances create": _create_instance, "compute instances list": _instances,
-    "compute instances describe": lambda project, command: _show_instance(project, _instance(project, command)),
-    "compute instances start": _set_status("RUNNING"), "compute instances stop": _set_status("TERMINATED"),
-    "compute instances delete": _delete_instances,
-    "compute ssh": _ssh, "compute scp": _scp, "compute regions describe": _region,
-    "compute project-info describe": lambda project, command: {
-        "name": project.id, "quotas": _quotas(project, is_global=True)},
-    "compute machine-types list": _machine_types, "compute operations list": lambda project, command: [],
-}
+def _global_quotas(project: Project, command: Invocation) -> dict[str, Any]:
+    return {"name": project.id, "quotas": _quotas(project, is_global=True)}

@@ -18,9 +18,6 @@ from embark.catalog import load_catalog
 
 MAX_CLUSTER_NAME = 40
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
-OWN_RELEASES = {"gke-managed-prometheus": "--enable-managed-prometheus",
-                "gke-multi-networking": "--enable-multi-networking"}
-"""Releases that GKE installs itself, and the flags that ask for them."""
 TPU_TAINT = {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"}
 
 
@@ -60,7 +57,7 @@ def _zones(project: Project, command: Invocation, location: str) -> list[str]:
     return zones
 
 
-def _create_cluster(project: Project, command: Invocation) -> str:
+def _create_cluster(project: Project, command: Invocation) -> None:
     location, name = command.location("--location", "--region", "--zone"), command.name()
     if location not in facts()["zones"] and not project.is_zone(location):
         _error(command, 400, f'Location "{location}" does not exist.')
@@ -106,13 +103,12 @@ def _create_cluster(project: Project, command: Invocation) -> str:
     cluster.tolerates_extended_resources = True
     cluster.has_autoscaler = not addons or "HorizontalPodAutoscaling" in addons  # --addons disables all others.
     for release in releases():
-        if command.has(OWN_RELEASES.get(release.name, "")):
+        if command.has(facts()["own_releases"].get(release.name, "")):
             install(cluster, release, "kube-system")
     project.account.clusters[made.name] = cluster
     _add_pool(project, command, made, "default-pool", machine_type, zones, {})
     project.account.clock.advance(facts()["takes_s"]["cluster"])
     project.account.context = made.name  # gcloud writes the credentials by itself.
-    return ""
 
 
 def _add_pool(project: Project, command: Invocation, cluster: Resource, name: str, machine_type: str,
@@ -143,7 +139,7 @@ def _add_pool(project: Project, command: Invocation, cluster: Resource, name: st
     made.attributes["names"] = [name] if len(zones) == 1 else [f"{name}-{zone[-1]}" for zone in zones]
 
 
-def _create_pool(project: Project, command: Invocation) -> str:
+def _create_pool(project: Project, command: Invocation) -> None:
     cluster, name = _find(project, command, command.text("--cluster")), command.name()
     check_name(command, name)
     if project.resources.find("node pool", f"{cluster.name}/{name}"):
@@ -168,7 +164,6 @@ def _create_pool(project: Project, command: Invocation) -> str:
     _add_pool(project, command, cluster, name, machine_type, zones, labels, **more)
     if not command.has("--async"):
         project.account.clock.advance(facts()["takes_s"]["node_pool"])
-    return ""
 
 
 def _devices(project: Project, command: Invocation, machine_type: str, labels: dict[str, str]) -> dict[str, Any]:
@@ -230,12 +225,11 @@ def _show_pool(project: Project, one: Resource) -> dict[str, Any]:
             "autoscaling": {"enabled": one.attributes["max_nodes"] > 0}}
 
 
-def _delete_pool(project: Project, command: Invocation) -> str:
+def _delete_pool(project: Project, command: Invocation) -> None:
     _drop_pool(project, _pool(project, command))
-    return ""
 
 
-def _update_pool(project: Project, command: Invocation) -> str:
+def _update_pool(project: Project, command: Invocation) -> None:
     found = _pool(project, command)
     most = command.text("--total-max-nodes") or command.text("--max-nodes")
     if most:
@@ -243,7 +237,6 @@ def _update_pool(project: Project, command: Invocation) -> str:
         kube = project.account.clusters[found.name.rpartition("/")[0]]
         for name in found.attributes["names"]:
             kube.pools[name] = replace(kube.pools[name], max_nodes=int(most))
-    return ""
 
 
 def _drop_pool(project: Project, found: Resource) -> None:
@@ -252,18 +245,17 @@ def _drop_pool(project: Project, found: Resource) -> None:
     project.resources.remove(*found.key)
 
 
-def _delete_cluster(project: Project, command: Invocation) -> str:
-    found = _find(project, command, command.name())
+def _delete_cluster(project: Project, command: Invocation) -> None:
+    found = _named(project, command)
     for pool in [one for one in project.resources.of_kind("node pool") if found.key in one.uses]:
         _drop_pool(project, pool)
     project.account.clusters.pop(found.name)
     project.resources.remove(*found.key)
     if project.account.context == found.name:
         project.account.context = ""
-    return ""
 
 
-def _resize(project: Project, command: Invocation) -> str:
+def _resize(project: Project, command: Invocation) -> None:
     cluster = _find(project, command, command.name())
     found = project.resources.find("node pool", f"{cluster.name}/{command.text('--node-pool', 'default-pool')}")
     if found is None:
@@ -275,16 +267,14 @@ def _resize(project: Project, command: Invocation) -> str:
             _error(command, 403, f"Insufficient regional quota to satisfy request: {short}")
         kube.pools[name] = replace(kube.pools[name], num_nodes=count)
         kube.resize_pool(name, count)
-    return ""
 
 
-def _credentials(project: Project, command: Invocation) -> str:
+def _credentials(project: Project, command: Invocation) -> None:
     found = _find(project, command, command.name())
     if "gke-gcloud-auth-plugin" not in project.components:
         command.fail("gke-gcloud-auth-plugin, which is needed for continued use of kubectl, was not found or is not "
                      "executable. Install it with: gcloud components install gke-gcloud-auth-plugin")
     project.account.context = found.name
-    return ""
 
 
 def _show_cluster(project: Project, one: Resource) -> dict[str, Any]:
@@ -293,17 +283,10 @@ def _show_cluster(project: Project, one: Resource) -> dict[str, Any]:
             "workloadIdentityConfig": {"workloadPool": one.attributes["workload_pool"]}}
 
 
-HANDLERS: Mapping[str, Any] = {
-    "container clusters create": _create_cluster, "container clusters delete": _delete_cluster,
-    "container clusters describe": lambda project, command: _show_cluster(
-        project, _find(project, command, command.name())),
-    "container clusters list": lambda project, command: [
-        _show_cluster(project, one) for one in project.resources.of_kind("cluster")],
-    "container clusters get-credentials": _credentials, "container clusters resize": _resize,
-    "container node-pools create": _create_pool, "container node-pools delete": _delete_pool,
-    "container node-pools update": _update_pool,
-    "container node-pools describe": lambda project, command: _show_pool(project, _pool(project, command)),
-    "container node-pools list": lambda project, command: [
-        _show_pool(project, one) for one in project.resources.of_kind("node pool")
-        if _find(project, command, command.text("--cluster")).key in one.uses],
-}
+def _named(project: Project, command: Invocation) -> Resource:
+    return _find(project, command, command.name())
+
+
+def _pools(project: Project, command: Invocation) -> list[dict[str, Any]]:
+    cluster = _find(project, command, command.text("--cluster"))
+    return [_show_pool(project, one) for one in project.resources.of_kind("node pool") if cluster.key in one.uses]

@@ -1,20 +1,15 @@
 """`gcloud` and `gsutil`: check the flags, the project and the service, call the handler, and format the output."""
 
 import re
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 from cloudsim.account import AnsweredBy, Call
-from cloudsim.gcp import admin, compute, container, jobs, registry, storage
 from cloudsim.gcp.output import show
 from cloudsim.gcp.project import Invocation, Project, facts
-from cloudsim.grammar import load_grammar
+from cloudsim.grammar import load_grammar, load_handlers
 from cloudsim.state import Refusal
 
-Handler = Callable[[Project, Invocation], Any]
-HANDLERS: Mapping[str, Handler] = {
-    **admin.HANDLERS, **registry.HANDLERS, **compute.HANDLERS, **container.HANDLERS, **storage.HANDLERS,
-    **jobs.HANDLERS}
+HANDLERS = load_handlers("gcp", "project")
 """A handler returns a text, which is printed unchanged, or an object or a list, to which `--format` applies."""
 NO_PROJECT = ("auth", "components", "config", "billing", "projects", "storage ls")
 _DOTS = re.compile(r"\((gcloud [\w -]+)\)")
@@ -46,8 +41,8 @@ class Gcloud:
         if handler is None:
             raise Refusal(f"gcloud {parsed.name} is not modelled by the simulated account", 70)
         found = handler(self.project, command)
-        if isinstance(found, str):
-            return found
+        if isinstance(found, str | None):
+            return found or ""
         return show(found, format_=parsed.text("--format"), filter_=parsed.text("--filter"),
                     flatten=parsed["--flatten"] or (), limit=parsed.text("--limit"))
 

@@ -11,17 +11,11 @@ from cloudsim.gcp import machines, training
 from cloudsim.gcp.compute import check_quota
 from cloudsim.gcp.project import Invocation, Project, facts
 from cloudsim.gcp.registry import pull_error
-from cloudsim.state import Resource
+from cloudsim.state import Resource, schema_error
 from embark.catalog import load_catalog
 from embark.render.command import SPEC_PATH, SPEC_VARIABLE, WRITE_SPEC, WRITTEN_SPEC_PATH
 from embark.render.targets.vertex import ACCELERATORS
 from embark.spec.load import parse_spec
-
-SPEC_KEYS = {"workerPoolSpecs", "scheduling", "baseOutputDirectory", "serviceAccount", "network", "tensorboard",
-             "enableWebAccess", "labels", "experiment", "experimentRun", "persistentResourceId", "reservedIpRanges"}
-POOL_KEYS = {"machineSpec", "replicaCount", "diskSpec", "containerSpec", "pythonPackageSpec", "nfsMounts",
-             "lustreMounts"}
-
 
 # Vertex AI
 
@@ -44,19 +38,10 @@ def _create_job(project: Project, command: Invocation) -> str:
 
 def submit(project: Project, region: str, title: str, spec: Mapping[str, Any], account: str,
            command: Invocation) -> str:
-    for key in spec:
-        if key not in SPEC_KEYS:
-            command.fail(f"INVALID_ARGUMENT: Invalid JSON payload received. Unknown name \"{key}\" at "
-                         "'custom_job.job_spec': Cannot find field.")
-    pools = spec.get("workerPoolSpecs") or []
-    if not pools:
-        command.fail("INVALID_ARGUMENT: List of found errors: 1.Field: job_spec.worker_pool_specs; Message: At least "
-                     "one worker pool should be specified.")
-    if int(pools[0].get("replicaCount", 1)) != 1:
-        command.fail("INVALID_ARGUMENT: List of found errors: 1.Field: job_spec.worker_pool_specs[0].replica_count; "
-                     "Message: The first worker pool must have exactly one replica.")
+    if why := schema_error("gcp/vertex_job.json", spec):
+        command.fail(f"INVALID_ARGUMENT: Invalid value at 'custom_job.job_spec': {why}")
     metrics: dict[str, float] = {}
-    for number, pool in enumerate(pools):
+    for number, pool in enumerate(spec["workerPoolSpecs"]):
         for key, count in _check_pool(project, command, region, number, pool).items():
             metrics[key] = metrics.get(key, 0.0) + count
     short = check_quota(project, metrics, region, 1)
@@ -76,11 +61,7 @@ def submit(project: Project, region: str, title: str, spec: Mapping[str, Any], a
 def _check_pool(project: Project, command: Invocation, region: str, number: int, pool: Mapping[str, Any]
                 ) -> dict[str, float]:
     where = f"job_spec.worker_pool_specs[{number}]"
-    for key in pool:
-        if key not in POOL_KEYS:
-            command.fail(f"INVALID_ARGUMENT: Invalid JSON payload received. Unknown name \"{key}\" at '{where}': "
-                         "Cannot find field.")
-    machine, container = pool.get("machineSpec") or {}, pool.get("containerSpec") or {}
+    machine = pool.get("machineSpec") or {}
     machine_type, kind = str(machine.get("machineType")), str(machine.get("acceleratorType") or "")
     known = project.machines(machine_type)
     fits = [one for one in known if not kind or (kind in (ACCELERATORS.get(one.gpu.name), "NVIDIA_H100_MEGA_80GB") and
@@ -92,9 +73,6 @@ def _check_pool(project: Project, command: Invocation, region: str, number: int,
     zones = [f"{region}-{letter}" for letter in facts()["zones"][region]]
     if not any(project.is_sold(machine_type, zone) for zone in zones):
         command.fail(f"INVALID_ARGUMENT: Machine type \"{machine_type}\" is not available in region {region}.")
-    if not container.get("imageUri"):
-        command.fail(f"INVALID_ARGUMENT: List of found errors: 1.Field: {where}; Message: A container or a Python "
-                     "package must be set.")
     quota = fits[0].quota
     count = float(fits[0].gpus_per_host) * int(pool.get("replicaCount", 1))
     return {f"vertex {quota.on_demand}": count} if quota else {}
@@ -163,18 +141,17 @@ def _stream(project: Project, command: Invocation) -> str:
     return str(found.attributes["logs"])
 
 
-def _cancel(project: Project, command: Invocation) -> str:
+def _cancel(project: Project, command: Invocation) -> None:
     found = _job(project, command)
     if found.attributes["state"] == "JOB_STATE_PENDING":
         found.attributes["state"] = "JOB_STATE_CANCELLED"
         found.is_paid, found.attributes["quota"] = False, {}
-    return ""
 
 
 # TPUs
 
 
-def _create_request(project: Project, command: Invocation) -> str:
+def _create_request(project: Project, command: Invocation) -> None:
     name, zone = command.name("QUEUED_RESOURCE"), command.location("--zone")
     kind, runtime = command.text("--accelerator-type"), command.text("--runtime-version")
     machine = load_catalog().machines.get(kind)
@@ -208,7 +185,6 @@ def _create_request(project: Project, command: Invocation) -> str:
         num_hosts=machine.num_hosts, scopes=command.words("--scopes"), accelerator=kind,
         account=command.text("--service-account") or project.compute_account,
         takes_s=facts()["takes_s"]["queued_resource"])
-    return ""
 
 
 def _request(project: Project, command: Invocation) -> Resource:
@@ -225,12 +201,11 @@ def _show_request(project: Project, one: Resource) -> dict[str, Any]:
             "state": {"state": state}, "tpu": {"nodeSpec": [{"nodeId": node} for node in one.attributes["nodes"]]}}
 
 
-def _delete_request(project: Project, command: Invocation) -> str:
+def _delete_request(project: Project, command: Invocation) -> None:
     found = _request(project, command)
     if project.resources.is_ready(found) and not command.has("--force"):
         command.fail("FAILED_PRECONDITION: The queued resource is ACTIVE: delete its nodes first, or use --force.")
     project.resources.remove(*found.key)
-    return ""
 
 
 def _tpu_ssh(project: Project, command: Invocation) -> str:
@@ -272,17 +247,6 @@ def _accelerator_types(project: Project, command: Invocation) -> list[dict[str, 
             if one.gpu.kind == "tpu" and project.is_sold(one.machine_type or one.name, zone)]
 
 
-HANDLERS: Mapping[str, Any] = {
-    "ai custom-jobs create": _create_job, "ai custom-jobs stream-logs": _stream, "ai custom-jobs cancel": _cancel,
-    "ai custom-jobs describe": lambda project, command: _show_job(project, _job(project, command)),
-    "ai custom-jobs list": lambda project, command: [
-        _show_job(project, one) for one in project.resources.of_kind("custom job")
-        if one.location == command.location("--region")],
-    "compute tpus accelerator-types list": _accelerator_types,
-    "compute tpus queued-resources create": _create_request, "compute tpus queued-resources delete": _delete_request,
-    "compute tpus queued-resources describe": lambda project, command: _show_request(
-        project, _request(project, command)),
-    "compute tpus queued-resources list": lambda project, command: [
-        _show_request(project, one) for one in project.resources.of_kind("queued resource")],
-    "compute tpus tpu-vm ssh": _tpu_ssh,
-}
+def _jobs(project: Project, command: Invocation) -> list[dict[str, Any]]:
+    return [_show_job(project, one) for one in project.resources.of_kind("custom job")
+            if one.location == command.location("--region")]

@@ -64,10 +64,8 @@ class _Rights:
 
     def _copy(self, uri: str, target: str) -> None:
         bucket, _, path = uri.removeprefix("gs://").partition("/")
-        may_read = self.project.allows(f"serviceAccount:{self.account}", "read", f"buckets/{bucket}")
-        if not may_read or not any("cloud-platform" in one for one in self.scopes):
-            raise Refusal(f"ERROR: (gcloud.storage.cp) HTTPError 403: {self.account} does not have storage.objects.get "
-                          "access to the Google Cloud Storage object.")
+        if why := bucket_trouble(self.project, uri, "read", self.account, self.scopes):
+            raise Refusal(f"ERROR: (gcloud.storage.cp) HTTPError {why}")
         source = object_store.folder(self.project.account, bucket) / path
         if not source.exists():
             raise Refusal(f"ERROR: (gcloud.storage.cp) The following URLs matched no objects or files: {uri}")
@@ -82,16 +80,22 @@ def access_trouble(project: Project, spec_text: str, service_account: str, scope
     spec = parse_spec(spec_text)
     if spec is None:
         return "spec.toml: is not a spec"
-    member = f"serviceAccount:{service_account}"
     for uri, what in ((str(spec.data.path), "read"), (str(spec.store.root), "write")):
-        if not uri.startswith("gs://"):
-            continue
-        name = uri.removeprefix("gs://").partition("/")[0]
-        if project.resources.find("bucket", name) is None:
-            return f"404 from Cloud Storage: The specified bucket does not exist. ({uri})"
-        if not any("cloud-platform" in one for one in scopes) or not project.allows(member, what, f"buckets/{name}"):
-            verb = "storage.objects.create" if what == "write" else "storage.objects.get"
-            return f"403 from Cloud Storage: {service_account} does not have {verb} access to {uri}"
+        if uri.startswith("gs://") and (why := bucket_trouble(project, uri, what, service_account, scopes)):
+            return why
+    return ""
+
+
+def bucket_trouble(project: Project, uri: str, what: str, service_account: str,
+                   scopes: Sequence[str] = ("cloud-platform",)) -> str:
+    """Return why a service account cannot read or write an address of a bucket, or an empty text."""
+    name = uri.removeprefix("gs://").partition("/")[0]
+    if project.resources.find("bucket", name) is None:
+        return f"404 from Cloud Storage: The specified bucket does not exist. ({uri})"
+    if not any("cloud-platform" in one for one in scopes) or not project.allows(
+            f"serviceAccount:{service_account}", what, f"buckets/{name}"):
+        verb = "storage.objects.create" if what == "write" else "storage.objects.get"
+        return f"403 from Cloud Storage: {service_account} does not have {verb} access to {uri}"
     return ""
 
 

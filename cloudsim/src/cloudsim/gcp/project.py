@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from cloudsim.account import Account, Call
 from cloudsim.grammar import ParsedCommand
-from cloudsim.state import Refusal, Resources, load_facts
+from cloudsim.state import Refusal, Resource, Resources, load_facts
 from embark.catalog import Machine, Quota, load_catalog
 from embark.catalog.regions import is_sold_in
 
@@ -64,7 +64,7 @@ class Project:
         held = self.policies.get(resource, set()) | self.policies.get(self.path, set())
         return any(what in facts()["roles"][role] for role, holder in held if holder == member)
 
-    def bind(self, command: Invocation, resource: str, *, kind: str) -> None:
+    def bind(self, command: Invocation, resource: str) -> None:
         role, member = command.text("--role"), command.text("--member")
         if role not in facts()["roles"]:
             command.fail(f"INVALID_ARGUMENT: Role {role} is not supported for this resource.")
@@ -181,3 +181,20 @@ class Invocation:
             self.fail(f"argument {flags[0]}: Must be specified.", 2)
         return location
 
+
+def described(find: Any, show: Any) -> Any:
+    """Make the answer that shows the resource that a command names."""
+    return lambda project, command: show(project, find(project, command))
+
+
+def listed(kind: str, show: Any) -> Any:
+    """Make the answer that lists the resources of a kind, of one location if the command names one."""
+    def answer(project: Project, command: Invocation) -> list[dict[str, Any]]:
+        location = command.text("--location") or command.text("--zone") or command.text("--region")
+        return [show(project, one) for one in project.resources.of_kind(kind) if location in ("", "-", one.location)]
+
+    return answer
+
+
+def name_of(project: Project, one: Resource) -> dict[str, Any]:
+    return {"name": one.name}

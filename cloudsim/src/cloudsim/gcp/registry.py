@@ -1,6 +1,5 @@
 """Artifact Registry: repositories, docker logins, and who may pull an image."""
 
-from collections.abc import Mapping
 from typing import Any
 
 from cloudsim.gcp.admin import TOKEN
@@ -49,7 +48,7 @@ def _delete_repository(project: Project, command: Invocation) -> str:
 
 def _bind_repository(project: Project, command: Invocation) -> str:
     found = _repository(project, command)
-    project.bind(command, repository_path(project, found.location, found.name.partition("/")[2]), kind="repository")
+    project.bind(command, repository_path(project, found.location, found.name.partition("/")[2]))
     return ""
 
 
@@ -121,14 +120,3 @@ def pull_error(project: Project, image: str, service_account: str) -> str:
         return (f'failed to authorize: failed to fetch oauth token: 403 Forbidden: Permission '
                 f'"artifactregistry.repositories.downloadArtifacts" denied for {service_account} on {resource}')
     return ""
-
-
-HANDLERS: Mapping[str, Any] = {
-    "auth configure-docker": _configure_docker,
-    "artifacts repositories create": _create_repository, "artifacts repositories delete": _delete_repository,
-    "artifacts repositories describe": lambda project, command: _show_repository(
-        project, _repository(project, command)),
-    "artifacts repositories list": lambda project, command: [
-        _show_repository(project, one) for one in project.resources.of_kind("repository")],
-    "artifacts repositories add-iam-policy-binding": _bind_repository, "artifacts docker images list": _images,
-}

@@ -2,7 +2,6 @@
 
 import re
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ def bucket_of(project: Project, command: Invocation, url: str) -> Resource:
     return found
 
 
-def _create(project: Project, command: Invocation) -> str:
+def _create(project: Project, command: Invocation) -> None:
     for url in command.names("URL"):
         name = url.removeprefix("gs://").rstrip("/")
         if not url.startswith("gs://") or not BUCKET.fullmatch(name):
@@ -44,44 +43,43 @@ def _create(project: Project, command: Invocation) -> str:
             command.fail("HTTPError 400: The specified location constraint is not valid.")
         object_store.create(project.account, name)
         project.resources.add("bucket", name, location=location, is_paid=True)
-    return ""
 
 
-def _describe(project: Project, command: Invocation) -> dict[str, Any]:
-    found = bucket_of(project, command, command.name("URL"))
+def _bucket(project: Project, command: Invocation) -> Resource:
+    return bucket_of(project, command, command.name("URL"))
+
+
+def _show_bucket(project: Project, found: Resource) -> dict[str, Any]:
     return {"name": found.name, "location": found.location.upper(), "storage_url": f"gs://{found.name}/",
             "uniform_bucket_level_access": True}
 
 
-def _bind(project: Project, command: Invocation) -> str:
-    found = bucket_of(project, command, command.name("URL"))
-    project.bind(command, f"buckets/{found.name}", kind="bucket")
-    return ""
+def _bind(project: Project, command: Invocation) -> None:
+    found = _bucket(project, command)
+    project.bind(command, f"buckets/{found.name}")
 
 
-def _unbind(project: Project, command: Invocation) -> str:
-    found = bucket_of(project, command, command.name("URL"))
+def _unbind(project: Project, command: Invocation) -> None:
+    found = _bucket(project, command)
     held = project.policies.setdefault(f"buckets/{found.name}", set())
     row = (command.text("--role"), command.text("--member"))
     if row not in held:
         command.fail("Policy bindings with the specified principal, role, and condition not found!")
     held.discard(row)
-    return ""
 
 
 def _policy(project: Project, command: Invocation) -> dict[str, Any]:
-    found = bucket_of(project, command, command.name("URL"))
+    found = _bucket(project, command)
     held = sorted(project.policies.get(f"buckets/{found.name}", set()))
     return {"bindings": [{"role": role, "members": [member]} for role, member in held]}
 
 
-def _delete_bucket(project: Project, command: Invocation) -> str:
+def _delete_bucket(project: Project, command: Invocation) -> None:
     for url in command.names("URLS"):
         found = bucket_of(project, command, url)
         if any(bucket_folder(project, found.name).iterdir()):
             command.fail("HTTPError 409: The bucket you tried to delete is not empty.")
         _drop(project, found)
-    return ""
 
 
 def _drop(project: Project, found: Resource) -> None:
@@ -101,7 +99,7 @@ def _paths(project: Project, command: Invocation, url: str) -> list[Path]:
     return sorted(root.glob(below.replace("**", "*")))
 
 
-def _rm(project: Project, command: Invocation) -> str:
+def _rm(project: Project, command: Invocation) -> None:
     for url in command.names("URLS"):
         found = bucket_of(project, command, url)
         paths = _paths(project, command, url)
@@ -116,10 +114,9 @@ def _rm(project: Project, command: Invocation) -> str:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-    return ""
 
 
-def _cp(project: Project, command: Invocation) -> str:
+def _cp(project: Project, command: Invocation) -> None:
     *sources, target = command.names("SOURCE") + ([command.name("DESTINATION")] if command.name("DESTINATION") else [])
     for source in sources:
         found = _paths(project, command, source) if source.startswith("gs://") else sorted(
@@ -129,7 +126,6 @@ def _cp(project: Project, command: Invocation) -> str:
             command.fail(f"The following URLs matched no objects or files:\n-{source}")
         for path in found:
             _copy(project, command, path, target, is_many=len(found) > 1 or len(sources) > 1)
-    return ""
 
 
 def _copy(project: Project, command: Invocation, path: Path, target: str, *, is_many: bool) -> None:
@@ -257,12 +253,11 @@ def _show_lustre(project: Project, one: Resource) -> dict[str, Any]:
             "mountPoint": f"{one.attributes['address']}@tcp:/{one.attributes['share']}"}
 
 
-def _connect_peering(project: Project, command: Invocation) -> str:
+def _connect_peering(project: Project, command: Invocation) -> None:
     network = compute.network_of(project, command, command.text("--network"))
     uses = {network.key, *(compute.need(project, command, "address", "addresses", name).key
                            for name in command.words("--ranges"))}
     project.resources.add("vpc peering", network.name, uses=uses)
-    return ""
 
 
 def _described(kind: str, shown: Any) -> Any:
@@ -285,29 +280,5 @@ def volume_folder(project: Project, found: Resource) -> Path:
     return project.account.folder / "volumes" / found.kind / found.name.replace("/", "-")
 
 
-def _listed(kind: str, shown: Any) -> Any:
-    def listed(project: Project, command: Invocation) -> list[dict[str, Any]]:
-        location = command.text("--location") or command.text("--zone") or command.text("--region")
-        return [shown(project, one) for one in project.resources.of_kind(kind)
-                if location in ("", "-", one.location)]
-
-    return listed
-
-
-HANDLERS: Mapping[str, Any] = {
-    "storage buckets create": _create, "storage buckets describe": _describe, "storage buckets delete": _delete_bucket,
-    "storage buckets add-iam-policy-binding": _bind, "storage buckets remove-iam-policy-binding": _unbind,
-    "storage buckets get-iam-policy": _policy,
-    "storage buckets list": lambda project, command: [
-        {"name": one.name, "storage_url": f"gs://{one.name}/"} for one in project.resources.of_kind("bucket")],
-    "storage rm": _rm, "storage cp": _cp, "storage rsync": _cp, "storage ls": _ls,
-    "filestore instances create": _create_filestore, "filestore instances delete": _remove("filestore"),
-    "filestore instances describe": _described("filestore", _show_filestore),
-    "filestore instances list": _listed("filestore", _show_filestore),
-    "lustre instances create": _create_lustre, "lustre instances delete": _remove("lustre"),
-    "lustre instances describe": _described("lustre", _show_lustre),
-    "lustre instances list": _listed("lustre", _show_lustre),
-    "services vpc-peerings connect": _connect_peering,
-    "services vpc-peerings list": lambda project, command: [
-        {"network": one.name} for one in project.resources.of_kind("vpc peering")],
-}
+def _show_peering(project: Project, one: Resource) -> dict[str, Any]:
+    return {"network": one.name}

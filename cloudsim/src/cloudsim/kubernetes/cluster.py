@@ -7,10 +7,10 @@ from typing import Any
 
 from cloudsim.kubernetes.cloud import ClusterCloud, NodePool
 from cloudsim.kubernetes.kinds import ObjectKind, Release, builtin_kinds
-from cloudsim.kubernetes.servers import Servers
 from cloudsim.state import Clock, Refusal
 from embark.kubernetes.objects import quantity
 from embark.kubernetes.pods import Pod
+from embark.rehearse.running_servers import Servers
 
 Object = dict[str, Any]
 ObjectKey = tuple[str, str, str]  # Kind, namespace (empty for kinds without one) and name.

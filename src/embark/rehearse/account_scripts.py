@@ -2,21 +2,25 @@
 
 import re
 import shutil
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from tempfile import mkdtemp
+from typing import Any
 
-from cloudsim.headline import find_headline
+from cloudsim.account import ARTIFACT_BYTES
 from cloudsim.session import NEVER_ENDED, AccountSession
-from cloudsim.state import load_facts
 from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.lint.rendered import render_folder
 from embark.rehearse.account import AccountRehearsal, StepResult
+from embark.rehearse.headline import find_headline
 from embark.render.folder import RECORD, read_record
 from embark.render.job import FOLLOW, POD_TARGETS, Job, make_job
-from embark.render.serving import artifact_of, disk_gib, token_secret
+from embark.render.serving import ENDPOINTS, artifact_bytes, artifact_of, disk_gib, server_name, token_secret
 from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
 from embark.spec import load_spec
 
@@ -68,7 +72,8 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
                           [*settings, "place.target=job"], out=folder / CLUSTER_FOLDER)
         (root / "state").mkdir()
         with AccountSession(job.cloud, root / "state") as session:
-            session.bash("".join(f"export {name}={value}\n" for name, value in ENVIRONMENT.items()), folder)
+            env = {**ENVIRONMENT, ARTIFACT_BYTES: artifact_bytes(job.spec) if job.target in ENDPOINTS else 0}
+            session.bash("".join(f"export {name}={value}\n" for name, value in env.items()), folder)
             results: list[StepResult] = []
             for step in steps:
                 results.append(run_step(session, step, folder))
@@ -83,15 +88,17 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
 
 
 def make_steps(job: Job) -> list[Step]:
-    raw = load_facts("steps.toml")[job.cloud]
+    facts = _facts()
+    raw = facts[job.cloud]
     found = re.match(raw["registry"], job.image)
     store = next((path for path in job.object_store_paths if path.is_written), None)
-    serves = job.target in SERVES
-    source = artifact_of(job.spec) if serves else job.data_source if job.spec.data.path else ""
+    serves, endpoint = job.target in SERVES, raw["endpoints"].get(job.target)
+    source = artifact_of(job.spec) if serves or endpoint else job.data_source if job.spec.data.path else ""
     values = {
         "region": job.location.region, "zone": job.location.zone, "cluster": job.location.cluster, "source": source,
-        "bucket": "" if store is None else store.name, "account": job.spec.place.storage_account,
-        "machine": job.spec.serve.machine,
+        "bucket": source.split("/")[2] if endpoint else "" if store is None else store.name,
+        "account": job.spec.place.storage_account, "machine": job.spec.serve.machine,
+        "identity": job.spec.place.identity, "server": server_name(job.name), "row": facts["row"],
         "env": f"AZURE_STORAGE_ACCOUNT_NAME={job.spec.place.storage_account} " if job.cloud == "azure" else "",
         "disk": MIN_DISK_GIB + 2 * disk_gib(job.spec) if serves else "", **(found.groupdict() if found else {}),
     }
@@ -105,6 +112,9 @@ def make_steps(job: Job) -> list[Step]:
     if serves:
         pools = [fill(raw[name]) if job.spec.serve.machine else () for name in ("pool", "no_pool")]
         steps += _serving_steps(job, raw["cluster"], fill(ARTIFACT), *pools)
+    elif endpoint:
+        values["artifact"] = "\n".join(fill(ARTIFACT))
+        steps += [Step(title, fill(lines)) for title, lines in endpoint.items()]
     elif "://" in source:
         steps.append(Step("data", ("./storage.sh buckets", *fill(raw["data"]))))
     if job.target in POD_TARGETS:
@@ -113,10 +123,11 @@ def make_steps(job: Job) -> list[Step]:
                   Step("clean", (f"{script} clean --yes",)), Step("destroy", (f"{script} destroy --yes",))]
     elif job.target in PLAIN:
         steps += [Step(word, (f"{PLAIN[job.target]} {word} --yes",)) for word in ("up", "status", "down")]
-    elif not serves:
+    elif not serves and not endpoint:
         raise UserError(f'place.target = "{job.target}" has no script that creates machines',
-                        fix=f"set it to {', '.join([*POD_TARGETS, *SERVES, *PLAIN])}")
-    ends = [line for line in raw["end"] if ("{bucket}" not in line or store) and ("{repository}" not in line or found)]
+                        fix=f"set it to {', '.join([*POD_TARGETS, *SERVES, *PLAIN, *ENDPOINTS])}")
+    ends = [line for line in raw["end"]
+            if ("{bucket}" not in line or values["bucket"]) and ("{repository}" not in line or found)]
     return [*steps, Step("delete bucket and registry", fill(ends))]
 
 
@@ -188,7 +199,7 @@ def account_job(spec: str, settings: Sequence[str]) -> tuple[Job, list[str], lis
     """
     catalog, own, assumed = load_catalog(), list(settings), []
     job = make_job(load_spec(spec, own), catalog)
-    raw = load_facts("steps.toml")[job.cloud]
+    raw = _facts()[job.cloud]
     if job.image.startswith(PLACEHOLDER_REGISTRY) or "/" not in job.image:
         image = raw["example"].format(region=job.location.region)
         own.append(f"place.image={image}")
@@ -199,3 +210,8 @@ def account_job(spec: str, settings: Sequence[str]) -> tuple[Job, list[str], lis
             own.append(f"{field}={value.replace(name, mine)}")
             assumed.append(f"{own[-1].replace('=', ' is ', 1)}: {name} is the examples' name, and yours must be unique")
     return make_job(load_spec(spec, own), catalog), own, assumed
+
+
+@cache
+def _facts() -> dict[str, Any]:
+    return tomllib.loads(files("embark.rehearse").joinpath("account_steps.toml").read_text(encoding="utf-8"))

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from cloudsim.account import Record
+from embark.rehearse.account import Record
 
 WAITS = ("wait", "rollout", "logs")  # Commands of kubectl whose failure is a symptom of what they wait for.
 NOTE = re.compile(r"^\+ |^The job goes on;| USD an hour")  # Commands that a script shows, and what it costs.
