@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
-import random
 import re
 import shutil
 import subprocess
@@ -93,15 +91,6 @@ def copy_of_clone(target: Path) -> Path:
             path.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(REPOSITORY / name, path)
     return target
-
-
-def criteo_days(folder: Path) -> None:
-    """Write two days of Criteo's logs in their own format, a few hundred rows each, which a reader would download."""
-    draw = random.Random(0)
-    for day in ("day_0.gz", "day_23.gz"):
-        rows = ["\t".join([str(draw.randrange(2)), *(str(draw.randrange(100)) for _ in range(13)),
-                           *(f"{draw.randrange(1 << 32):08x}" for _ in range(26))]) for _ in range(300)]
-        (folder / day).write_bytes(gzip.compress(("\n".join(rows) + "\n").encode()))
 
 
 SKIPS = {

@@ -10,7 +10,6 @@ from integration.account.guide import (
     SCORE,
     WarmSession,
     copy_of_clone,
-    criteo_days,
     read_guide,
     walk,
 )
@@ -22,7 +21,6 @@ def test_azure_guide_trains_serves_and_leaves_nothing_that_costs_money(tmp_path,
     clone, account = tmp_path / "clone", tmp_path / "account"
     account.mkdir()
     folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / "azure"
-    criteo_days(folder)
     with WarmSession("azure", account, warm_ray_python) as session:
         walked = walk(session, read_guide(folder / "README.md"), folder)
     report = walked.report
