@@ -20,6 +20,7 @@ from embark.rehearse.account import AccountRehearsal, StepResult
 from embark.rehearse.headline import find_headline
 from embark.render.folder import RECORD, read_record
 from embark.render.job import FOLLOW, POD_TARGETS, Job, make_job
+from embark.render.monitoring import MONITOR_RESOURCES
 from embark.render.serving import ENDPOINTS, artifact_bytes, artifact_of, disk_gib, server_name, token_secret
 from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
 from embark.spec import load_spec
@@ -34,6 +35,9 @@ ARTIFACT = (
     "--set train.batch_size=128 --set train.num_steps=2 --set train.eval_every=0",
     "{env}embark export small/small --to {source}",
 )
+FILES = "for file in nats.yaml follow.yaml serve.yaml; do if [ -f $file ]; then kubectl {} -f $file; fi; done"
+METRICS = ("if kubectl get customresourcedefinition {} >/dev/null 2>&1; then kubectl apply -f serve_metrics.yaml; "
+           "fi")
 STEP_LIMIT_S = 3600.0  # Time limit on this computer.
 ENVIRONMENT = {"PROJECT": "your-project", "EMAIL": "you@example.com"}
 
@@ -56,20 +60,18 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
         job = make_job(load_spec(spec), load_catalog())
     else:
         job, settings, assumed = account_job(spec, settings)
-    steps = make_steps(job)
+    steps = make_steps(job, is_folder=given is not None)
     root = Path(mkdtemp(prefix="embark-account-"))
     try:
         folder = root / "folder"
-        copied = root / "spec.toml"  # Rendering would change the user's file.
-        if Path(spec).is_file():
-            shutil.copy(spec, copied)
+        # Rendering would change the user's file.
+        source = str(shutil.copy(spec, root / "spec.toml")) if Path(spec).is_file() else spec
         if given:
             _copy_rendered(given, folder)
         else:
-            render_folder(str(copied) if copied.exists() else spec, settings, out=folder)
+            render_folder(source, settings, out=folder)
         if job.target == "serve":
-            render_folder(str(copied) if copied.exists() else spec,
-                          [*settings, "place.target=job"], out=folder / CLUSTER_FOLDER)
+            render_folder(source, [*settings, "place.target=job"], out=folder / CLUSTER_FOLDER)
         (root / "state").mkdir()
         with AccountSession(job.cloud, root / "state") as session:
             env = {**ENVIRONMENT, ARTIFACT_BYTES: artifact_bytes(job.spec) if job.target in ENDPOINTS else 0}
@@ -87,7 +89,7 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
                             report.not_modelled, report.elapsed_s)
 
 
-def make_steps(job: Job) -> list[Step]:
+def make_steps(job: Job, *, is_folder: bool = False) -> list[Step]:
     facts = _facts()
     raw = facts[job.cloud]
     found = re.match(raw["registry"], job.image)
@@ -111,7 +113,7 @@ def make_steps(job: Job) -> list[Step]:
         steps.append(Step("image", fill(raw["image"])))
     if serves:
         pools = [fill(raw[name]) if job.spec.serve.machine else () for name in ("pool", "no_pool")]
-        steps += _serving_steps(job, raw["cluster"], fill(ARTIFACT), *pools)
+        steps += _serving_steps(job, raw["cluster"], fill(ARTIFACT), *pools, is_folder=is_folder)
     elif endpoint:
         values["artifact"] = "\n".join(fill(ARTIFACT))
         steps += [Step(title, fill(lines)) for title, lines in endpoint.items()]
@@ -131,10 +133,11 @@ def make_steps(job: Job) -> list[Step]:
     return [*steps, Step("delete bucket and registry", fill(ends))]
 
 
-def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple[str, ...], no_pool: tuple[str, ...]
-                   ) -> list[Step]:
-    """Make a cluster, start in it what `embark launch` starts, wait for it, send a request, and end all of it.
-    `artifact` puts a small model where an export, or the publisher, puts versions."""
+def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple[str, ...], no_pool: tuple[str, ...],
+                   *, is_folder: bool) -> list[Step]:
+    """Make a cluster, start in it what `embark launch` starts, wait for it, send a request, and end all of it. The
+    manifests of a folder are applied as they are, since `embark launch` would render them again. `artifact` puts a
+    small model where an export, or the publisher, puts versions."""
     trains, in_namespace = job.target == FOLLOW, f"--namespace {job.namespace}"
     broker = f"{job.name}-nats" if job.has_own_broker else ""
     parts = [f"statefulset/{broker}"] if broker else []
@@ -145,19 +148,23 @@ def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple
             for secret in (broker, token_secret(job.spec, job.name)) if secret]
     scales = [f"kubectl wait horizontalpodautoscaler/{job.name}-serve {in_namespace} --for=condition=ScalingActive "
               "--timeout=15m"] if job.spec.serve.autoscaler == "hpa" else []
+    starts = f"{FILES.format('apply')}\n{METRICS.format(MONITOR_RESOURCES[job.cloud])}" if is_folder else \
+        "embark launch run.toml --yes"
+    ends = FILES.format("delete --ignore-not-found") if is_folder else \
+        f"embark cancel {job.name if trains else f'{job.name}-serve'} --yes"
     there = "." if trains else CLUSTER_FOLDER
     machines = (*((f"{script} machines --yes",) if trains else ()), *pool)
     return [
         Step("cluster", (f"(cd {there} && ./storage.sh buckets && {script} up --yes)",)),
         Step("artifact", artifact),
         *([Step("machines", machines)] if machines else []),
-        Step("launch", (*made, "embark launch run.toml --yes",
+        Step("launch", (*made, starts,
                         *(f"kubectl rollout status {part} {in_namespace} --timeout=1h"
                           for part in (*parts, f"deployment/{job.name}-serve")), *scales)),
         Step("request", (f"kubectl port-forward {in_namespace} service/{job.name}-serve 8000:80 &",
                          "curl -s --fail-with-body --retry 300 --retry-delay 1 --retry-connrefused "
                          "localhost:8000/v2/health/ready")),
-        Step("cancel", (f"embark cancel {job.name if trains else f'{job.name}-serve'} --yes",)),
+        Step("cancel", (ends,)),
         Step("destroy", (*no_pool, f"(cd {there} && {script} delete --yes)")),
     ]
 

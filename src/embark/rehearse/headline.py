@@ -5,7 +5,8 @@ from collections.abc import Sequence
 
 from embark.rehearse.account import Record
 
-WAITS = ("wait", "rollout", "logs")  # Commands of kubectl whose failure is a symptom of what they wait for.
+WAITS = ("sleep ", "kubectl wait ", "kubectl rollout ", "kubectl logs ")
+"""Commands whose failure is a symptom of what they wait for."""
 NOTE = re.compile(r"^\+ |^The job goes on;| USD an hour")  # Commands that a script shows, and what it costs.
 
 
@@ -14,14 +15,14 @@ def find_headline(output: str, records: Sequence[Record], causes: Sequence[str])
 
     A refused command counts only if the script shows its message at the end: the messages of probes are thrown away,
     and a script that goes on was not stopped by them. `causes` are why controllers wait; they explain scripts that have
-    waited in vain.
+    waited in vain, whose last words are no reason.
     """
     lines = [line.rstrip() for line in output.splitlines() if line.strip() and not NOTE.search(line)]
     said = _last_message(lines)
     shown = [one for one in records if one.code == 0 or _last_line(one) in lines]
     last = next((one for one in reversed(shown) if one.code), None)
     if last is None or _last_line(last) not in lines[-2:]:
-        return f"{causes[0]} ({said})" if causes else said, None
+        return causes[0] if causes else said, None
     # A command that was given the missing answer of another fails after it.
     while (before := shown.index(last) - 1) >= 0 and shown[before].code:
         last = shown[before]
@@ -29,13 +30,12 @@ def find_headline(output: str, records: Sequence[Record], causes: Sequence[str])
     # A wait for one object is explained by that object's cause if it has one.
     named = {word.rpartition("/")[2] for word in last.words}
     causes = sorted(causes, key=lambda one: one.split()[1].rstrip(":") not in named)
-    is_wait = last.program == "sleep" or "--wait" in last.words or (
-        last.program == "kubectl" and any(word in WAITS for word in last.words[:1]))
-    return f"{causes[0]} ({error})" if causes and is_wait else error, last
+    is_wait = "--wait" in last.words or f"{last.program} {' '.join(last.words)}".startswith(WAITS)
+    return causes[0] if causes and is_wait else error, last
 
 
 def _last_line(record: Record) -> str:
-    return next(iter(reversed(record.error.splitlines())), "").rstrip()
+    return record.error.rstrip().rpartition("\n")[2]
 
 
 def _last_message(lines: Sequence[str]) -> str:

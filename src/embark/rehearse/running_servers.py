@@ -11,7 +11,7 @@ from tempfile import mkdtemp
 
 from embark.formatting import to_one_line
 from embark.kubernetes.objects import Objects, at
-from embark.kubernetes.pods import Names, Pod, PodIdentity, main_container, make_pod
+from embark.kubernetes.pods import Pod, PodIdentity, main_container, make_pod
 from embark.rehearse.controller import Observer
 from embark.rehearse.processes import LOOPBACK, Processes, free_port
 from embark.rehearse.server import Kubelet, RunningPod, pod_here

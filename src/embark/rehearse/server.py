@@ -18,7 +18,7 @@ from pathlib import Path
 
 from embark.errors import EmbarkError, UserError
 from embark.formatting import format_duration, pluralize
-from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, rows
+from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, rows, texts
 from embark.kubernetes.pods import (
     Pod,
     PodIdentity,
@@ -398,16 +398,40 @@ def _metric(scaler: K8sObject) -> str:
     return names[0] if names else ""
 
 
+def find_port(container: K8sObject, port: str) -> tuple[str, str]:
+    """Return the number of a port that may have a name, and why the container's program does not answer there. It
+    listens on the ports that its command names, or else on those that the container declares."""
+    declared = {str(one.get("name")): str(one.get("containerPort")) for one in rows(container, "ports")}
+    number, text = declared.get(port, port), " ".join(command_words(container, "command", "args"))
+    listens = re.findall(r"port[= ](\d+)", text) or list(declared.values())
+    if not number.isdigit():
+        return "", f"the container has no port {port}"
+    if re.search(r"(host|addr)[= ](127\.0\.0\.1|localhost)\b", text):
+        return number, f"dial tcp :{number}: connect: connection refused: the program listens on 127.0.0.1 alone"
+    return number, "" if number in listens or not listens else (
+        f"dial tcp :{number}: connect: connection refused: the program listens on {', '.join(listens)}")
+
+
+def probe_error(pod: Pod) -> str:
+    """Return which probe asks where the pod's program does not answer, and why; an empty text if none does."""
+    container = main_container(pod.spec)
+    for name in ("startupProbe", "readinessProbe", "livenessProbe"):
+        for handler in texts(container.get(name)):
+            port = at(container, f"{name}.{handler}.port")
+            if port is not None and (error := find_port(container, str(port))[1]):
+                return f"{name} failed: {error}"
+    return ""
+
+
 def _check_service(objects: Objects, pod: Pod, container: K8sObject) -> Check:
     """Check that the Service leads to the port that the container names."""
     service = next((one for one, read in zip(objects.of_kind("Service"), read_services(objects), strict=True)
                     if read.selects(pod)), None)
     if service is None:
         return Check("Service", False, "no Service selects the pods")
-    ports = {str(value) for one in rows(container, "ports") for value in (one.get("name"), one.get("containerPort"))}
     wanted = [str(one.get("targetPort") or one.get("port")) for one in rows(service, "spec.ports")]
-    is_ok = bool(wanted) and set(wanted) <= ports
-    return Check("Service", is_ok, f"{name_of(service)} leads to port {', '.join(wanted)}" + (
-        "" if is_ok else ", which the container does not have"))
+    leads = f"{name_of(service)} leads to port {', '.join(wanted)}"
+    errors = [*filter(None, (find_port(container, port)[1] for port in wanted)), *filter(None, [probe_error(pod)])]
+    return Check("Service", bool(wanted) and not errors, f"{leads}: {errors[0]}" if errors else leads)
 
 

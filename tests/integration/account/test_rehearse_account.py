@@ -126,6 +126,38 @@ def test_endpoints_are_walked_there_and_back(target: str, capsys: pytest.Capture
     assert code == 0
 
 
+READY = "path: /v2/health/ready\n            port: "
+SPEC_VOLUME = "configMap:\n          name: clicks"
+# File, text, what a person wrote in its place, the step that fails, and its cause.
+EDITS = {
+    "probe-port": ("serve.yaml", f"{READY}http", f"{READY}8080", "launch",
+                   "startupProbe failed: dial tcp :8080: connect: connection refused"),
+    "memory": ("serve.yaml", "memory: ", "memory: 10", "launch", "Insufficient memory"),
+    "rollout": ("serve.yaml", "maxUnavailable: 1\n  #", "maxUnavailable: 0\n  #", "launch",
+                "may not be 0 when `maxSurge` is 0"),
+    "target-port": ("serve.yaml", "targetPort: http", "targetPort: 8080", "request", "clicks-serve leads to port 8080"),
+    "broker-class": ("nats.yaml", "storageClassName: embark-gp3", "storageClassName: fast-ssd", "launch",
+                     'storageclass.storage.k8s.io "fast-ssd" not found'),
+    "spec-name": ("follow.yaml", f"{SPEC_VOLUME}-spec", SPEC_VOLUME, "launch", 'configmap "clicks" not found'),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("edit", EDITS)
+def test_the_edits_of_servers_manifests_are_rehearsed(edit: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    name, old, new, title, cause = EDITS[edit]
+    (tmp_path / "clicks.toml").write_text(CLICKS)
+    image = "place.image=123456789012.dkr.ecr.us-west-2.amazonaws.com/embark:1"
+    assert run(["render", str(tmp_path / "clicks.toml"), "--out", str(tmp_path / "clicks"), "--set", image]) == 0
+    manifest = tmp_path / "clicks" / name
+    assert old in manifest.read_text()
+    manifest.write_text(manifest.read_text().replace(old, new))
+    capsys.readouterr()
+    assert run(["rehearse", "--account", str(tmp_path / "clicks"), "--json"]) == 1
+    (failed,) = [step for step in json.loads(capsys.readouterr().out)["steps"] if not step["is_ok"]]
+    assert (failed["title"], cause in failed["error"]) == (title, True), failed["error"]
+
+
 def test_a_target_without_machines_of_its_own_is_refused(capsys: pytest.CaptureFixture[str]):
     code = rehearse("gcp", "place.target=kserve", "data.path=gs://own-7/rows", "serve.artifact=gs://bucket/model",
                     "serve.memory_gib=4")

@@ -58,6 +58,13 @@ def test_a_deployment_becomes_two_replicas_that_serve_the_given_artifact(models,
 def test_a_service_that_leads_nowhere_is_found(models):
     text = text_of()
     assert not prepared(models, text.replace("targetPort: http", "targetPort: web")).service.is_ok
+    for old, new, why in (('- --port\n        - "8000"', '- --port\n        - "8080"', "the program listens on 8080"),
+                          ("path: /v2/health/live\n            port: http", "path: /v2/health/live\n            port: 80",
+                           "livenessProbe failed: dial tcp :80"),
+                          ('- "0.0.0.0"', '- "127.0.0.1"', "the program listens on 127.0.0.1 alone")):
+        assert old in text
+        check = prepared(models, text.replace(old, new)).service
+        assert (check.is_ok, why in check.text) == (False, True), check.text
     alone = "---\n".join(part for part in text.split("---\n") if "kind: Service\n" not in part)
     assert prepared(models, alone).service.text == "no Service selects the pods"
 

@@ -62,7 +62,7 @@ def vcpus_in_use(account: AwsAccount, region: str, code: str) -> int:
         if key.startswith(f"{region}/"):
             for pool in cluster.pools.values():
                 is_spot = pool.labels.get("eks.amazonaws.com/capacityType") == "SPOT"
-                running += [(pool.machine_type, is_spot)] * sum(node.pool == pool.name for node in cluster.nodes)
+                running += [(pool.machine_type, is_spot)] * len(cluster.nodes_of(pool.name))
     return sum(int((machine_type(name) or {"VCpuInfo": {"DefaultVCpus": 0}})["VCpuInfo"]["DefaultVCpus"])
                for name, is_spot in running if quota_code(name, is_spot=is_spot) == code)
 

@@ -87,7 +87,7 @@ class EksCloud:
     def on_pool_change(self, pool: NodePool, num_nodes: int) -> str:
         is_spot = pool.labels.get("eks.amazonaws.com/capacityType") == "SPOT"
         cluster = self.account.clusters.get(f"{self.network.region}/{self.name}")
-        have = 0 if cluster is None else sum(node.pool == pool.name for node in cluster.nodes)
+        have = 0 if cluster is None else len(cluster.nodes_of(pool.name))
         code, message = launch_error(self.account, pool.zone, pool.machine_type,
                                      max(0, num_nodes - have), is_spot=is_spot)
         return f"{code} - {message}" if code and num_nodes > have else ""

@@ -9,7 +9,7 @@ from typing import Any
 import kubernetes_validate
 from kubernetes_validate import utils
 
-from cloudsim.kubernetes.cluster import ANY_TAINT, Cluster, Object
+from cloudsim.kubernetes.cluster import ANY_TAINT, Cluster, Object, labels_of
 from cloudsim.kubernetes.kinds import ObjectKind, Release, releases
 from cloudsim.kubernetes.validation import find_mistake
 from cloudsim.state import Refusal
@@ -19,17 +19,6 @@ from embark.rehearse.workload import make_workload
 
 utils.schema_contents = cache(utils.schema_contents)  # It would read megabytes for each object.
 REHEARSED = ("Job", "JobSet", "TrainJob", "PyTorchJob")
-IMMUTABLE = {
-    "Deployment": ("selector",),
-    "StatefulSet": ("selector", "serviceName", "volumeClaimTemplates"),
-    "Service": ("clusterIP",),
-    "Job": ("template", "completions", "completionMode", "selector", "podFailurePolicy"),
-    "PersistentVolumeClaim": ("accessModes", "storageClassName", "volumeName", "selector"),
-    "PersistentVolume": ("csi", "nfs"),
-    "StorageClass": ("parameters", "provisioner"),
-}
-
-
 ENFORCE = "pod-security.kubernetes.io/enforce"
 
 
@@ -40,7 +29,7 @@ def pod_refusal(cluster: Cluster, namespace: str, spec: Mapping[str, object]) ->
         return f'error looking up service account {namespace}/{name}: serviceaccount "{name}" not found'
     if klass and cluster.find("PriorityClass", str(klass)) is None:
         return f"no PriorityClass with name {klass} was found"
-    level = (at(cluster.find("Namespace", namespace), "metadata.labels") or {}).get(ENFORCE, "privileged")
+    level = labels_of(cluster.find("Namespace", namespace)).get(ENFORCE, "privileged")
     for container in rows(spec, "containers"):
         added = at(container, "securityContext.capabilities.add") or []
         if level != "privileged" and added and added != ["NET_BIND_SERVICE"]:
@@ -56,11 +45,7 @@ def admit(cluster: Cluster, thing: Object, origin: str, namespace: str) -> str:
         raise Refusal(f'Error from server (Forbidden): error when creating "{origin}": {kind.plural} is forbidden: '
                       f'User "you" cannot create resource "{kind.plural}" in API group "{kind.group}" in the '
                       f'namespace "{namespace}"')
-    if kind.is_namespaced and cluster.find("Namespace", namespace) is None:
-        raise Refusal(f'Error from server (NotFound): error when creating "{origin}": namespaces "{namespace}" not '
-                      "found")
-    check_schema(cluster, thing, kind, origin)
-    check_webhooks(cluster, thing, kind, origin)
+    _check(cluster, thing, kind, origin, namespace)
     refused = pod_refusal(cluster, namespace, thing.get("spec") or {}) if kind.key == "Pod" else ""
     if refused:
         raise Refusal(f'Error from server (Forbidden): error when creating "{origin}": pods "{name}" is forbidden: '
@@ -82,14 +67,10 @@ def apply(cluster: Cluster, thing: Object, origin: str, namespace: str = "", *, 
             raise Refusal(f'error: the namespace from the provided object "{given}" does not match the namespace '
                           f'"{namespace}". You must pass \'--namespace={given}\' to perform this operation.')
         space = meta.setdefault("namespace", given or namespace or "default")
-        if cluster.find("Namespace", space) is None:
-            raise Refusal(f'Error from server (NotFound): error when creating "{origin}": namespaces "{space}" not '
-                          "found")
     else:
         meta.pop("namespace", None)
         space = ""
-    check_schema(cluster, thing, kind, origin)
-    check_webhooks(cluster, thing, kind, origin)
+    _check(cluster, thing, kind, origin, space)
     old = cluster.find(kind.key, meta["name"], space)
     label = f"{kind.resource}/{meta['name']}"
     if old is None:
@@ -98,12 +79,13 @@ def apply(cluster: Cluster, thing: Object, origin: str, namespace: str = "", *, 
         return f"{label} created"
     if create:
         raise Refusal(f'Error from server (AlreadyExists): {kind.plural} "{meta["name"]}" already exists')
-    for name in IMMUTABLE.get(kind.key, ()):
+    for name in ("replicas", "volumeName", "storageClassName"):  # What a controller has set and the file does not have.
+        if at(old, f"spec.{name}") is not None:
+            thing["spec"].setdefault(name, old["spec"][name])
+    for name in kind.immutable:
         if at(old, f"spec.{name}") != at(thing, f"spec.{name}"):
             raise Refusal(f'The {kind.kind} "{meta["name"]}" is invalid: spec.{name}: Invalid value: field is '
                           "immutable")
-    if kind.key == "Deployment" and at(thing, "spec.replicas") is None and at(old, "spec.replicas") is not None:
-        thing["spec"]["replicas"] = at(old, "spec.replicas")  # The autoscaler's, which the file does not have.
     merged = {**old, **{key: value for key, value in thing.items() if key != "metadata"}}
     merged["metadata"] = {**old["metadata"], **{key: {**(old["metadata"].get(key) or {}), **value}
                           if isinstance(value, Mapping) else value for key, value in meta.items()}}
@@ -111,6 +93,13 @@ def apply(cluster: Cluster, thing: Object, origin: str, namespace: str = "", *, 
     cluster.objects[(kind.key, space, meta["name"])] = merged
     effects(cluster, merged, kind)
     return f"{label} {'unchanged' if is_same else 'configured'}"
+
+
+def _check(cluster: Cluster, thing: Object, kind: ObjectKind, origin: str, space: str) -> None:
+    if kind.is_namespaced and cluster.find("Namespace", space) is None:
+        raise Refusal(f'Error from server (NotFound): error when creating "{origin}": namespaces "{space}" not found')
+    check_schema(cluster, thing, kind, origin)
+    check_webhooks(cluster, thing, kind, origin)
 
 
 def check_schema(cluster: Cluster, thing: Object, kind: ObjectKind, origin: str) -> None:
@@ -169,7 +158,7 @@ def effects(cluster: Cluster, thing: Object, kind: ObjectKind) -> None:
                 cluster.add_controller("DaemonSet", name, release.namespace or "kube-system", made["takes_s"],
                                        devices=_configured_devices(at(thing, f"spec.{section}.config")))
             stored = cluster.objects[(kind.key, str(thing["metadata"].get("namespace") or ""),
-                                      thing["metadata"]["name"])]
+                                      name_of(thing))]
             stored["status"] = dict(made.get("status", {}))
 
 
@@ -193,26 +182,24 @@ def install(cluster: Cluster, release: Release, namespace: str, *, owner: Mappin
     lines = [f"customresourcedefinition.apiextensions.k8s.io/{kind.plural}.{kind.group} serverside-applied"
              for kind in release.kinds]
     for kind in release.kinds:
-        cluster.put({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-                     "metadata": {"name": f"{kind.plural}.{kind.group}"}})
+        cluster.add("CustomResourceDefinition", f"{kind.plural}.{kind.group}")
     space = release.namespace or namespace
     if space and cluster.find("Namespace", space) is None:
-        cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}})
-    for kind_name, names in (("Deployment", release.deployments), ("DaemonSet", release.daemon_sets)):
-        for name in names:
-            if name in release.switches and at(values, release.switches[name]) is False:
-                continue
-            tolerations: Sequence[Mapping[str, Any]] = ANY_TAINT
-            if path := release.tolerations.get(name):
-                given = at(values, path)
-                tolerations = [{"key": key, "operator": "Exists"} for key in release.tolerated] if given is None \
-                    else given
-            if found := cluster.find(kind_name, name, space):
-                found["spec"]["template"]["spec"]["tolerations"] = [dict(one) for one in tolerations]
-            else:
-                cluster.add_controller(kind_name, name, space, release.takes_s, owner, tolerations=tolerations,
-                                       needs=release.needs if name != release.needs else "")
-            lines.append(f"{kind_name.lower()}.apps/{name} serverside-applied")
+        cluster.add("Namespace", space)
+    for kind_name, name in release.workloads:
+        if name in release.switches and at(values, release.switches[name]) is False:
+            continue
+        tolerations: Sequence[Mapping[str, Any]] = ANY_TAINT
+        if path := release.tolerations.get(name):
+            given = at(values, path)
+            tolerations = [{"key": key, "operator": "Exists"} for key in release.tolerated] if given is None \
+                else given
+        if found := cluster.find(kind_name, name, space):
+            found["spec"]["template"]["spec"]["tolerations"] = [dict(one) for one in tolerations]
+        else:
+            cluster.add_controller(kind_name, name, space, release.takes_s, owner, tolerations=tolerations,
+                                   needs=release.needs if name != release.needs else "")
+        lines.append(f"{kind_name.lower()}.apps/{name} serverside-applied")
     return lines or [f"{release.needs_kind.lower()}/{release.name} serverside-applied"]
 
 

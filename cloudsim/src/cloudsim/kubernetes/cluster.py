@@ -8,7 +8,7 @@ from typing import Any
 from cloudsim.kubernetes.cloud import ClusterCloud, NodePool
 from cloudsim.kubernetes.kinds import ObjectKind, Release, builtin_kinds
 from cloudsim.state import Clock, Refusal
-from embark.kubernetes.objects import quantity
+from embark.kubernetes.objects import at, name_of, namespace_of, quantity
 from embark.kubernetes.pods import Pod
 from embark.rehearse.running_servers import Servers
 
@@ -17,6 +17,14 @@ ObjectKey = tuple[str, str, str]  # Kind, namespace (empty for kinds without one
 NODE_S = 90.0  # Time from the request for a machine to a node that is ready.
 ANY_TAINT = ({"operator": "Exists"},)
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
+
+
+def labels_of(thing: Mapping[str, Any] | None) -> dict[str, str]:
+    return at(thing, "metadata.labels") or {}
+
+
+def annotations_of(thing: Mapping[str, Any]) -> dict[str, str]:
+    return at(thing, "metadata.annotations") or {}
 
 
 @dataclass(slots=True)
@@ -93,7 +101,7 @@ class Cluster:
 
     def __post_init__(self) -> None:
         for name in NAMESPACES:
-            self.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+            self.add("Namespace", name)
 
     # nodes
 
@@ -102,7 +110,7 @@ class Cluster:
         self.resize_pool(pool.name, pool.num_nodes)
 
     def resize_pool(self, name: str, num_nodes: int) -> None:
-        own = [node for node in self.nodes if node.pool == name]
+        own = self.nodes_of(name)
         for node in own[num_nodes:]:
             self.nodes.remove(node)
         for _ in range(len(own), num_nodes):
@@ -110,6 +118,9 @@ class Cluster:
             self.num_made[name] = number + 1
             ready_at = float("inf") if self.pools[name].join_error else self.clock.now + NODE_S
             self.nodes.append(Node(f"{name}-{number}", name, ready_at))
+
+    def nodes_of(self, pool: str) -> list[Node]:
+        return [node for node in self.nodes if node.pool == pool]
 
     def remove_pool(self, name: str) -> None:
         self.resize_pool(name, 0)
@@ -121,12 +132,13 @@ class Cluster:
     def allocatable(self, node: Node) -> dict[str, float]:
         """Return what a node offers, without devices whose plugin does not run."""
         pool = self.pools[node.pool]
-        found = {}
-        for name, amount in pool.allocatable.items():
-            plugin = pool.devices_after.get(name)
-            if plugin is None or self.advertises(plugin, name, pool):
-                found[name] = quantity(str(amount)) or 0.0
-        return found
+        plugins = pool.devices_after
+        return {name: quantity(str(amount)) or 0.0 for name, amount in pool.allocatable.items()
+                if name not in plugins or self.advertises(plugins[name], name, pool)}
+
+    def pool_of(self, pod: Object) -> NodePool:
+        """Return the pool of the node that a pod runs on."""
+        return next(self.pools[node.pool] for node in self.nodes if node.name == pod["spec"]["nodeName"])
 
     def labels(self, node: Node) -> dict[str, str]:
         pool = self.pools[node.pool]
@@ -145,19 +157,27 @@ class Cluster:
         for known in self.kinds():
             if known.kind == kind and known.group == group and number in known.versions:
                 return known
-        raise Refusal(f'error: resource mapping not found for name: "{_name(thing)}" namespace: '
-                      f'"{_namespace(thing)}" from "{origin}": no matches for kind "{kind}" in version "{version}"\n'
-                      "ensure CRDs are installed first")
+        raise Refusal(
+            f'error: resource mapping not found for name: "{name_of(thing)}" namespace: '
+            f'"{at(thing, "metadata.namespace") or ""}" from "{origin}": no matches for kind "{kind}" in version '
+            f'"{version}"\nensure CRDs are installed first')
 
     def put(self, thing: Object) -> ObjectKey:
         """Store an object without any check."""
         kind = self.kind_of(thing)
-        space = (_namespace(thing) or "default") if kind.is_namespaced else ""
+        space = namespace_of(thing) if kind.is_namespaced else ""
         if kind.is_namespaced:
             thing["metadata"]["namespace"] = space
-        key = (kind.key, space, _name(thing))
+        key = (kind.key, space, name_of(thing))
         self.objects[key] = thing
         return key
+
+    def add(self, kind: str, name: str, space: str = "", **fields: Any) -> None:
+        """Store an object that a controller or the cloud makes, without any check."""
+        known = next(one for one in self.kinds() if one.key == kind)
+        meta = {"name": name, "namespace": space, **fields.pop("metadata", {})}
+        self.put({"apiVersion": f"{known.group}/{known.versions[-1]}".lstrip("/"), "kind": known.kind, **fields,
+                  "metadata": meta})
 
     def find(self, kind: str, name: str, namespace: str = "") -> Object | None:
         return self.objects.get((kind, namespace, name))
@@ -183,16 +203,16 @@ class Cluster:
         self.ready_at[key] = self.clock.now + takes_s
 
     def add_csi_driver(self, name: str) -> None:
-        self.put({"apiVersion": "storage.k8s.io/v1", "kind": "CSIDriver", "metadata": {"name": name}})
+        self.add("CSIDriver", name)
 
     def advertises(self, plugin: str, device: str, pool: NodePool) -> bool:
         """Return whether a device plugin has a pod on the pool's nodes and its configuration names the device."""
         from cloudsim.kubernetes.scheduler import find_taint
 
         running = [one for one in self.of_kind("DaemonSet") if not find_taint(pool, one["spec"]["template"])]
-        names = {_name(one) for one in running}
+        names = {name_of(one) for one in running}
         return self.is_available("DaemonSet", plugin) and any(
-            _name(one) == plugin and device in one["metadata"].get("devices", [device])
+            name_of(one) == plugin and device in one["metadata"].get("devices", [device])
             and one["metadata"].get("needs") in (None, "", *names) for one in running)
 
     def is_available(self, kind: str, name: str) -> bool:
@@ -200,16 +220,12 @@ class Cluster:
         return any(own == kind and called == name and self.ready_at.get((own, space, called), 0.0) <= self.clock.now
                    for own, space, called in self.objects)
 
-    def emit(self, thing: Mapping[str, Any], reason: str, message: str, *, kind: str = "", warning: bool = True
-             ) -> None:
+    def emit(self, thing: Mapping[str, Any], reason: str, message: str, *, warning: bool = True) -> None:
         """Record an event, unless it repeats the last one of its reason for this object."""
-        called, space = _name(thing), _namespace(thing) or "default"
-        kind = kind or str(thing.get("kind"))
-        last = next((one for one in reversed(self.events) if (one.kind, one.name, one.namespace, one.reason) ==
-                     (kind, called, space, reason)), None)
-        if last is None or last.message != message:
-            self.events.append(Event(self.clock.now, "Warning" if warning else "Normal", reason, kind, called, space,
-                                     message))
+        about = (reason, str(thing.get("kind")), name_of(thing), namespace_of(thing))
+        same = [one.message for one in self.events if (one.reason, one.kind, one.name, one.namespace) == about]
+        if same[-1:] != [message]:
+            self.events.append(Event(self.clock.now, "Warning" if warning else "Normal", *about, message))
 
     def reconcile(self) -> None:
         """Let controllers, scheduler and kubelets catch up with the clock."""
@@ -220,11 +236,3 @@ class Cluster:
     def advance(self, seconds: float) -> None:
         self.clock.advance(seconds)
         self.reconcile()
-
-
-def _name(thing: Mapping[str, Any]) -> str:
-    return str((thing.get("metadata") or {}).get("name") or "")
-
-
-def _namespace(thing: Mapping[str, Any]) -> str:
-    return str((thing.get("metadata") or {}).get("namespace") or "")

@@ -1,23 +1,23 @@
 """Controllers: they admit jobs from queues, start their pods and record how they end, all by the clock."""
 
-from cloudsim.kubernetes.cluster import Cluster, JobRun, Object, ObjectKey, Outcome
+from collections import defaultdict
+
+from cloudsim.kubernetes.cluster import Cluster, JobRun, Object, ObjectKey, Outcome, labels_of
 from cloudsim.kubernetes.pods import condition, create_pods, start_pod
 from cloudsim.kubernetes.programs import run_program
 from cloudsim.kubernetes.replicas import reconcile_replicas, scale
-from cloudsim.kubernetes.scheduler import requests
+from cloudsim.kubernetes.scheduler import requests, selects
 from cloudsim.kubernetes.volumes import bind_claims
+from cloudsim.state import load_facts
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, quantity, rows
 from embark.kubernetes.pods import Pod
 from embark.rehearse.workload import CLUSTER, make_workload, ray_pods
 
-PODS_KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "RayCluster", "VolcanoJob")
 START_S = 20.0  # Time from a node that has the image to a running container.
 RUN_S = 60.0  # Run time of any program: long enough for a script to wait for it.
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
-ENDS = {  # The conditions that a controller sets on success and on failure.
-    "Job": ("Complete", "Failed"), "JobSet": ("Completed", "Failed"), "TrainJob": ("Complete", "Failed"),
-    "PyTorchJob": ("Succeeded", "Failed"),
-}
+ENDS = load_facts("kubernetes/kinds.toml")["ends"]
+PODS_KINDS = (*ENDS, "RayJob", "RayCluster", "VolcanoJob")
 
 
 def reconcile(cluster: Cluster) -> None:
@@ -85,7 +85,7 @@ def _end(key: ObjectKey, job: Object, pods: list[Object], outcome: Outcome) -> N
     for pod in pods:
         if CLUSTER in pod["metadata"]["labels"]:
             continue  # A Ray cluster outlives its driver.
-        code = outcome.codes.get(pod["metadata"]["name"], 0 if outcome.is_ok else 1)
+        code = outcome.codes.get(name_of(pod), 0 if outcome.is_ok else 1)
         pod["status"]["phase"] = "Succeeded" if code == 0 else "Failed"
         pod["status"]["containerStatuses"][0]["state"] = {"terminated": {"exitCode": code}}
     if key[0] == "RayJob":
@@ -138,41 +138,49 @@ def _is_shut_down(cluster: Cluster, owner: ObjectKey) -> bool:
 
 def _put_workload(cluster: Cluster, key: ObjectKey, job: Object, waits: str) -> None:
     """Write the object in which Kueue says whether it has admitted a job, and why not."""
-    if "kueue" not in cluster.releases or QUEUE_LABEL not in (at(job, "metadata.labels") or {}):
+    if "kueue" not in cluster.releases or QUEUE_LABEL not in labels_of(job):
         return
     conditions = [condition("QuotaReserved", "Pending", waits, status="False")] if waits else \
         [condition("QuotaReserved", "QuotaReserved", ""), condition("Admitted", "Admitted", "")]
-    cluster.put({"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "status": {"conditions": conditions},
-                 "metadata": {"name": f"{key[0].lower()}-{key[2]}", "namespace": key[1], "labels": {},
-                              "ownerReferences": [{"kind": job["kind"], "name": key[2], "key": list(key)}]}})
+    owner = {"kind": job["kind"], "name": key[2], "key": list(key)}
+    cluster.add("Workload", f"{key[0].lower()}-{key[2]}", key[1], status={"conditions": conditions},
+                metadata={"labels": {}, "ownerReferences": [owner]})
 
 
 def _queue_trouble(cluster: Cluster, key: ObjectKey, job: K8sObject) -> str:
     """Return why Kueue holds a job back, or an empty text."""
-    name = (at(job, "metadata.labels") or {}).get(QUEUE_LABEL)
+    name = labels_of(job).get(QUEUE_LABEL)
     if not name or "kueue" not in cluster.releases:
         return ""
-    queue = cluster.find("LocalQueue", str(name), key[1])
+    queue = cluster.find("LocalQueue", name, key[1])
     if queue is None:
         return f"LocalQueue {name} doesn't exist"
     owner = cluster.find("ClusterQueue", str(at(queue, "spec.clusterQueue")))
     if owner is None:
         return f"ClusterQueue {at(queue, 'spec.clusterQueue')} doesn't exist"
-    quota: dict[str, float] = {}
-    for group in rows(owner, "spec.resourceGroups"):
-        for flavor in rows(group, "flavors"):
-            if cluster.find("ResourceFlavor", str(flavor.get("name"))) is None:
-                return f"ClusterQueue {name_of(owner)} is inactive: resource flavor {flavor.get('name')} not found"
-            for row in rows(flavor, "resources"):
-                amount = quantity(str(row.get("nominalQuota"))) or 0.0
-                quota[str(row.get("name"))] = quota.get(str(row.get("name")), 0.0) + amount
-    total: dict[str, float] = {}
-    active = [one for other, run in cluster.runs.items() if other != key and other in cluster.objects
-              and not _is_over(cluster.objects[other]) and QUEUE_LABEL in (
-                  at(cluster.objects[other], "metadata.labels") or {}) for one in run.pods]
-    for pod in [*pods_of(cluster, job, key[0]), *active]:
+    for one in (queue, owner):
+        if at(one, "spec.stopPolicy") not in (None, "None"):
+            return f"{one['kind']} {name_of(one)} is stopped: its stopPolicy is {one['spec']['stopPolicy']}"
+    space, selector = cluster.find("Namespace", key[1]), at(owner, "spec.namespaceSelector")
+    if not selects(selector, {"kubernetes.io/metadata.name": key[1], **labels_of(space)}):
+        return f"Workload namespace doesn't match ClusterQueue selector: {key[1]} is not selected by {selector}"
+    pods, quota, total = pods_of(cluster, job, key[0]), defaultdict[str, float](float), defaultdict[str, float](float)
+    for flavor in [one for group in rows(owner, "spec.resourceGroups") for one in rows(group, "flavors")]:
+        found = cluster.find("ResourceFlavor", str(flavor.get("name")))
+        if found is None:
+            return f"ClusterQueue {name_of(owner)} is inactive: resource flavor {flavor.get('name')} not found"
+        for label, value in (at(found, "spec.nodeLabels") or {}).items():
+            if any((pod.spec.get("nodeSelector") or {}).get(label, value) != value for pod in pods):
+                return (f"couldn't assign flavors to pod set main: flavor {name_of(found)} doesn't match node "
+                        f"affinity: its nodeLabels have {label}: {value}, and the pods select another one")
+        for row in rows(flavor, "resources"):
+            quota[row["name"]] += quantity(str(row.get("nominalQuota"))) or 0.0
+    active = [one for other, run in cluster.runs.items() if other in cluster.objects
+              and not _is_over(cluster.objects[other]) and QUEUE_LABEL in labels_of(cluster.objects[other])
+              for one in run.pods]
+    for pod in [*pods, *active]:
         for resource, amount in requests({"spec": pod.spec}).items():
-            total[resource] = total.get(resource, 0.0) + amount
+            total[resource] += amount
     for resource, amount in total.items():
         if resource not in quota:
             return f"couldn't assign flavors to pod set main: resource {resource} unavailable in ClusterQueue"

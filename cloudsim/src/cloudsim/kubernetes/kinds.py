@@ -21,6 +21,9 @@ class ObjectKind:
     is_namespaced: bool = True
     short: tuple[str, ...] = ()
     fields: tuple[str, ...] = ()  # Names of all fields of its spec; empty if they are not checked.
+    immutable: tuple[str, ...] = ()  # Fields of its spec that cannot be changed.
+    is_label: bool = False  # Its name becomes a label of pods or a part of a host name.
+    required: tuple[str, ...] = ()  # Paths of fields that it cannot do without and that the schema does not require.
 
     @property
     def resource(self) -> str:
@@ -63,6 +66,12 @@ class Release:
     needs: str = ""  # A DaemonSet without which the operator finds no device on a node.
     made_by: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Objects the operator creates, by kind.
 
+    @property
+    def workloads(self) -> list[tuple[str, str]]:
+        """The kind and the name of all that it runs."""
+        names = {"Deployment": self.deployments, "DaemonSet": self.daemon_sets}
+        return [(kind, name) for kind, own in names.items() for name in own]
+
     def named(self, release: str) -> "Release":
         """Return the release with the object names that Helm derives from the name of the release."""
         if not self.chart or not self.is_named_for_release:
@@ -88,5 +97,5 @@ def releases() -> tuple[Release, ...]:
 
 
 def _kind(name: str, row: Mapping[str, Any]) -> ObjectKind:
-    return ObjectKind(name, row.get("kind", name), row["plural"], row["group"], tuple(row["versions"]),
-                      row.get("is_namespaced", True), tuple(row.get("short", ())), tuple(row.get("fields", ())))
+    lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
+    return ObjectKind(**{"kind": name, **row, **lists, "key": name})

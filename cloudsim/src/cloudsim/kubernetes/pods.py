@@ -23,10 +23,9 @@ def create_pods(cluster: Cluster, key: ObjectKey, job: Object, pods: Sequence[Po
             devices = [name for name in requests({"spec": spec}) if "/" in name]
             spec["tolerations"] = [*(spec.get("tolerations") or []), *(
                 {"key": name, "operator": "Exists", "effect": "NoSchedule"} for name in devices)]
-        cluster.put({
-            "apiVersion": "v1", "kind": "Pod", "spec": spec, "status": {"phase": "Pending", "conditions": []},
-            "metadata": {"name": pod.name, "namespace": key[1], "labels": dict(pod.labels),
-                         "ownerReferences": [{"kind": job["kind"], "name": key[2], "key": list(key)}]}})
+        owner = {"kind": job["kind"], "name": key[2], "key": list(key)}
+        cluster.add("Pod", pod.name, key[1], spec=spec, status={"phase": "Pending", "conditions": []},
+                    metadata={"labels": dict(pod.labels), "ownerReferences": [owner]})
     return bool(pods)
 
 
@@ -41,10 +40,10 @@ def start_pod(cluster: Cluster, pod: Pod, stored: Object) -> None:
             if why_not:
                 cluster.emit(stored, "NotTriggerScaleUp", why_not, warning=False)
             # One machine for each waiting pod, all at once; more only if those that have started do not suffice.
-            is_starting = any(pool is not None and one.pool == pool.name and one.ready_at > cluster.clock.now
-                              for one in cluster.nodes)
+            own = cluster.nodes_of(pool.name) if pool else []
+            is_starting = any(one.ready_at > cluster.clock.now for one in own)
             if pool is not None and not (is_starting and stored["status"].get("hasScaledUp")):
-                wanted = sum(one.pool == pool.name for one in cluster.nodes) + 1
+                wanted = len(own) + 1
                 error = cluster.cloud.on_pool_change(pool, wanted)
                 if error:
                     cluster.emit(stored, "NotTriggerScaleUp", error)
@@ -55,15 +54,13 @@ def start_pod(cluster: Cluster, pod: Pod, stored: Object) -> None:
             return
         stored["spec"]["nodeName"] = node.name
         stored["status"]["conditions"] = [condition("PodScheduled", "", "")]
-    node_pool = next((cluster.pools[node.pool] for node in cluster.nodes if node.name == stored["spec"]["nodeName"]),
-                     None)
-    if node_pool is None or at(stored, "status.phase") != "Pending":
+    if at(stored, "status.phase") != "Pending":
         return
-    trouble = start_trouble(cluster, stored, node_pool)
-    if trouble is not None:
-        cluster.emit(stored, trouble.event, trouble.message)
+    reason, message = start_trouble(cluster, stored)
+    if reason:
+        cluster.emit(stored, "FailedMount" if reason == "ContainerCreating" else "Failed", message)
         stored["status"]["containerStatuses"] = [{"name": pod.container, "ready": False, "state": {
-            "waiting": {"reason": trouble.reason, "message": trouble.message}}}]
+            "waiting": {"reason": reason, "message": message}}}]
         return
     stored["status"]["conditions"].append(condition("Ready", "", ""))
     stored["status"] |= {"phase": "Running", "containerStatuses": [

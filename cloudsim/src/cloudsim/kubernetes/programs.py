@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
+from urllib.parse import urlsplit
 
 import yaml
 
-from cloudsim.kubernetes.cloud import NodePool
 from cloudsim.kubernetes.cluster import Cluster, Object, Outcome
-from cloudsim.kubernetes.kubelet import path_trouble, volume_of_path
+from cloudsim.kubernetes.kubelet import missing_file, path_trouble, route, volume_of_path
 from embark.errors import UserError
-from embark.kubernetes.objects import K8sObject
+from embark.kubernetes.objects import K8sObject, name_of, namespace_of
 from embark.kubernetes.pods import Pod
 from embark.rehearse.controller import Observer
 from embark.rehearse.downscale import RehearsedRun, downscale_spec
@@ -40,29 +40,33 @@ BESIDE = ("ConfigMap", "Secret", "Service", "TrainingRuntime", "ClusterTrainingR
 def run_program(cluster: Cluster, kind: str, job: K8sObject, pods: Sequence[Pod], stored: Sequence[Object]
                 ) -> Outcome:
     """Run what the commands of the pods say, once all of them have started."""
-    pools = [next(cluster.pools[node.pool] for node in cluster.nodes if node.name == one["spec"]["nodeName"])
-             for one in stored]
     words = [word for pod in pods[:1] for part in pod.words for word in _split(part)]
     if words[:3] == ["embark", "data", "copy"]:
-        return _copy(cluster, pods[0], stored[0], pools[0], words[3:])
+        return _copy(cluster, pods[0], stored[0], words[3:])
     if words[:2] == ["embark", "export"]:
-        return _export(cluster, pods[0], stored[0], pools[0], words[2:])
-    trouble = _training_trouble(cluster, pods, stored, pools)
+        return _export(cluster, pods[0], stored[0], words[2:])
+    # A Ray cluster's head and the pod that submits its driver read no data.
+    trouble = next(filter(None, (missing_file(pod) or spec_trouble(cluster, pod, one)
+                                 for pod, one in zip(pods, stored, strict=True) if pod.trains)), "")
     if trouble:
-        return Outcome(False, trouble, logs={pod.name: f"{trouble}\n" for pod in pods},
-                       codes={pod.name: 64 for pod in pods})
+        return _failed(pods, trouble, 64)
     if kind == "RayJob" and find_spec("ray") is None:
         return Outcome(True, "", logs={pods[-1].name: f"not run: {NO_RAY}\n"})
     return _train(cluster, job)
 
 
-def _copy(cluster: Cluster, pod: Pod, stored: Object, pool: NodePool, words: Sequence[str]) -> Outcome:
+def _failed(pods: Sequence[Pod], sentence: str, code: int) -> Outcome:
+    names = [pod.name for pod in pods]
+    return Outcome(False, sentence, logs=dict.fromkeys(names, f"{sentence}\n"), codes=dict.fromkeys(names, code))
+
+
+def _copy(cluster: Cluster, pod: Pod, stored: Object, words: Sequence[str]) -> Outcome:
     source, target = [word for word in words if not word.startswith("-")][:2]
     for path, write in ((source, False), (target, True)):
-        trouble = path_trouble(cluster, stored, path, pool, write=write)
+        trouble = path_trouble(cluster, stored, path, write=write)
         if trouble:
-            return Outcome(False, trouble, logs={pod.name: f"{trouble}\n"}, codes={pod.name: 1})
-    found = volume_of_path(cluster, stored, target, pool)
+            return _failed([pod], trouble, 1)
+    found = volume_of_path(cluster, stored, target)
     if found is None:
         return Outcome(True, "", logs={pod.name: f"copied {source} to {target}\n"})
     folder = found[0].folder / found[1]
@@ -70,12 +74,12 @@ def _copy(cluster: Cluster, pod: Pod, stored: Object, pool: NodePool, words: Seq
     return _run_embark(cluster, pod, ["data", "copy", *(str(folder) if word == target else word for word in words)])
 
 
-def _export(cluster: Cluster, pod: Pod, stored: Object, pool: NodePool, words: Sequence[str]) -> Outcome:
+def _export(cluster: Cluster, pod: Pod, stored: Object, words: Sequence[str]) -> Outcome:
     """Export the run in the account's bucket, as the pod would; a volume of the pod is not mounted."""
     target = words[words.index("--to") + 1] if "--to" in words else words[0]
     for path, write in ((words[0], False), (target, True)):
-        if trouble := path_trouble(cluster, stored, path, pool, write=write):
-            return Outcome(False, trouble, logs={pod.name: f"{trouble}\n"}, codes={pod.name: 70})
+        if trouble := path_trouble(cluster, stored, path, write=write):
+            return _failed([pod], trouble, 70)
     return _run_embark(cluster, pod, ["export", *words])
 
 
@@ -100,23 +104,23 @@ def store_environment(cluster: Cluster) -> dict[str, str]:
     return found
 
 
-def _training_trouble(cluster: Cluster, pods: Sequence[Pod], stored: Sequence[Object], pools: Sequence[NodePool]
-                      ) -> str:
-    """Return which path or address of the spec a pod cannot reach, and why."""
-    for pod, one, pool in zip(pods, stored, pools, strict=True):
-        text = _spec_of(pod)
-        if not pod.trains or not text:
-            continue  # A Ray cluster's head and the pod that submits its driver read no data.
-        spec = parse_spec(text)
-        if spec is None:
-            return f"{SPEC_FILE}: is not a spec"
-        found = ""
-        if spec.data.kind != "synthetic" and spec.data.path:
-            found = path_trouble(cluster, one, str(spec.data.path), pool, write=False)
-        found = found or path_trouble(cluster, one, str(spec.store.root), pool, write=True)
-        if found:
-            return found
-    return ""
+def spec_trouble(cluster: Cluster, pod: Pod, stored: Object) -> str:
+    """Return what a pod with a spec cannot reach: its data, its stream or its store; an empty text if it can."""
+    text = _spec_of(pod)
+    spec = parse_spec(text) if text else None
+    if spec is None:
+        return f"{SPEC_FILE}: is not a spec" if text else ""
+    for address in map(urlsplit, spec.stream.servers):
+        host = str(address.hostname)
+        service = cluster.find("Service", host, pod.namespace)
+        if service is None and "." not in host:
+            return f"{host}: Name or service not known: namespace {pod.namespace} has no Service of this name"
+        if service and (error := route(cluster, service, str(address.port))[2]):
+            return error
+    if spec.data.kind != "synthetic" and spec.data.path and (
+            error := path_trouble(cluster, stored, str(spec.data.path), write=False)):
+        return error
+    return path_trouble(cluster, stored, str(spec.store.root), write=True)
 
 
 def _spec_of(pod: Pod) -> str:
@@ -127,7 +131,7 @@ def _spec_of(pod: Pod) -> str:
 
 def _train(cluster: Cluster, job: K8sObject) -> Outcome:
     """Rehearse the job with the objects that are in the cluster."""
-    space = job["metadata"]["namespace"]
+    space = namespace_of(job)
     beside = [one for (kind, where, _), one in cluster.objects.items() if kind in BESIDE and where in ("", space)]
     objects = [{key: value for key, value in one.items() if key != "status"} for one in (*beside, job)]
     env = store_environment(cluster)
@@ -143,14 +147,13 @@ def _with_account(cluster: Cluster, job: K8sObject, prepared: PreparedTraining) 
     run is the same for any number of pods, as the real one is, so that it is resumed where the real one would be."""
     from embark.data.sample import take_sample
 
-    key = (cluster.kind_of(job).key, job["metadata"]["namespace"], job["metadata"]["name"])
+    key = (cluster.kind_of(job).key, namespace_of(job), name_of(job))
     pod = next((one for one in cluster.runs[key].pods if one.trains and _spec_of(one)), None)
     spec = parse_spec(_spec_of(pod)) if pod is not None else None
     if pod is None or spec is None:
         return prepared
     stored = cluster.objects[("Pod", key[1], pod.name)]
-    pool = next(cluster.pools[node.pool] for node in cluster.nodes if node.name == stored["spec"]["nodeName"])
-    found = volume_of_path(cluster, stored, spec.data.path, pool)
+    found = volume_of_path(cluster, stored, spec.data.path)
     here = str(found[0].folder / found[1]) if found else spec.data.path
     data = spec.data.model_copy(update={"path": here})
     sample, _ = take_sample(spec.model_copy(update={"data": data}), num_train=NUM_SAMPLES, num_eval=NUM_SAMPLES) \

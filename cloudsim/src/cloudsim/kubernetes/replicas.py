@@ -6,13 +6,14 @@ import math
 from typing import Any
 
 from cloudsim.kubernetes.cluster import Cluster, JobRun, Object, ObjectKey
-from cloudsim.kubernetes.kubelet import path_trouble
+from cloudsim.kubernetes.kubelet import missing_file, path_trouble
 from cloudsim.kubernetes.pods import condition, create_pods, pods_owned_by, start_pod
-from cloudsim.kubernetes.programs import store_environment
+from cloudsim.kubernetes.programs import spec_trouble, store_environment
+from cloudsim.kubernetes.scheduler import requests
 from cloudsim.kubernetes.volumes import bind_claims
 from embark.kubernetes.objects import Objects, at, name_of, namespace_of, rows
 from embark.kubernetes.pods import PodIdentity, make_pod
-from embark.rehearse.server import served_artifact
+from embark.rehearse.server import probe_error, served_artifact
 
 REVISION = "pod-template-hash"
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
@@ -74,8 +75,7 @@ def _add(cluster: Cluster, key: ObjectKey, thing: Object, revision: str) -> bool
     for claim in rows(thing, "spec.volumeClaimTemplates"):
         name = f"{name_of(claim)}-{key[2]}-{index}"
         if cluster.find("PersistentVolumeClaim", name, key[1]) is None:
-            cluster.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "spec": dict(claim["spec"]),
-                         "metadata": {"name": name, "namespace": key[1]}})
+            cluster.add("PersistentVolumeClaim", name, key[1], spec=dict(claim["spec"]))
         volume = {"name": name_of(claim), "persistentVolumeClaim": {"claimName": name}}
         template["spec"] = {**template["spec"], "volumes": [*rows(template, "spec.volumes"), volume]}
     pod = make_pod(template, PodIdentity(name=f"{stem}-{index}", namespace=key[1], index=index, group=key[2],
@@ -93,30 +93,18 @@ def _start(cluster: Cluster, key: ObjectKey, thing: Object, stored: Object) -> N
     pod = next(one for one in run.pods if one.name == name_of(stored))
     start_pod(cluster, pod, stored)
     artifact = served_artifact(thing)
-    if at(stored, "status.phase") != "Running" or not artifact:
+    if at(stored, "status.phase") != "Running":
         return
-    pool = next(cluster.pools[node.pool] for node in cluster.nodes if node.name == stored["spec"]["nodeName"])
-    trouble = path_trouble(cluster, stored, artifact, pool, write=False) or _probe_error(stored, pod.container)
-    run.logs[pod.name] = f"error: {trouble}\n" if trouble else f"serving {artifact}\n"
-    if not trouble and (env := store_environment(cluster)):
+    trouble = missing_file(pod) or spec_trouble(cluster, pod, stored) or probe_error(pod)
+    if artifact and not trouble:
+        trouble = path_trouble(cluster, stored, artifact, write=False)
+    run.logs[pod.name] = f"error: {trouble}\n" if trouble else f"started: {' '.join(pod.words)}\n"
+    if artifact and not trouble and (env := store_environment(cluster)):
         trouble = cluster.servers.start(pod, artifact, cluster.folder / "servers", env)
         run.logs[pod.name] = cluster.servers.log(pod)
     waits = {"waiting": {"reason": "CrashLoopBackOff", "message": trouble}}
     stored["status"]["containerStatuses"] = [{"name": pod.container, "ready": not trouble, "state": waits if trouble
                                               else {"running": {}}, "restartCount": 3 if trouble else 0}]
-
-
-def _probe_error(stored: Object, name: str) -> str:
-    container = next(one for one in rows(stored, "spec.containers") if one.get("name") == name)
-    names, numbers = ([one.get(field) for one in rows(container, "ports")] for field in ("name", "containerPort"))
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        port = at(container, f"{probe}.httpGet.port")
-        if isinstance(port, str) and port not in names:
-            return f'{probe} errored: strconv.Atoi: parsing "{port}": invalid syntax: the container has no such port'
-        if isinstance(port, int) and numbers and port not in numbers:
-            return (f"{probe} failed: dial tcp :{port}: connect: connection refused: the container's port is "
-                    f"{', '.join(map(str, numbers))}")
-    return ""
 
 
 def _is_ready(pod: Object) -> bool:
@@ -138,38 +126,44 @@ def _limits(thing: Object, wanted: int) -> tuple[int, int]:
     return surge, max(missing, 0 if surge else 1)
 
 
+def _metric_error(cluster: Cluster, metric: Object, target: Object) -> str:
+    """Return why the autoscaler does not know a metric of its target, or an empty text."""
+    if metric.get("type") != "Resource":
+        what = at(metric, f"{str(metric.get('type')).lower()}.metric.name")
+        return "" if set(CUSTOM_METRICS) & set(cluster.releases) else (
+            f"unable to get metric {what}: custom metrics API: no known available metric versions found")
+    name, is_share = str(at(metric, "resource.name")), at(metric, "resource.target.type") == "Utilization"
+    if not cluster.has_metrics_server:
+        return (f"unable to get metric {name}: resource metrics API: the server could not find the requested resource: "
+                "the cluster has no metrics-server")
+    if name not in ("cpu", "memory"):
+        return f"unable to get metric {name}: the resource metrics API has cpu and memory"
+    containers = rows(target, "spec.template.spec.containers") if is_share else []
+    return next((f"failed to get {name} utilization: missing request for {name} in container {one.get('name')}"
+                 for one in containers if name not in requests({"spec": {"containers": [one]}})), "")
+
+
 def scale(cluster: Cluster) -> None:
     """Set the number of replicas for the load of each server, as far as its metrics are known."""
-    if not cluster.has_autoscaler:
-        return
-    for scaler in [one for kind in SCALERS for one in cluster.of_kind(kind)]:
-        target = cluster.find("Deployment", str(at(scaler, "spec.scaleTargetRef.name")), namespace_of(scaler))
+    for scaler in [one for kind in SCALERS for one in cluster.of_kind(kind) if cluster.has_autoscaler]:
+        wanted = at(scaler, "spec.scaleTargetRef") or {}
+        key = str(wanted.get("kind") or "Deployment"), str(wanted.get("name")), namespace_of(scaler)
+        target = cluster.find(*key)
         if target is None:
-            scaler["status"] = {"conditions": [
-                condition("AbleToScale", "FailedGetScale", "the Deployment does not exist", status="False")]}
+            why = f"the {key[0]} {key[1]} does not exist"
+            scaler["status"] = {"conditions": [condition("AbleToScale", "FailedGetScale", why, status="False")]}
             continue
         spec, now = scaler["spec"], int(at(target, "spec.replicas") or 1)
         least = int(spec.get("minReplicas") or spec.get("minReplicaCount") or 1)
         most = int(spec.get("maxReplicas") or spec.get("maxReplicaCount") or 100)
         metrics = rows(spec, "metrics")
-        has_custom = bool(set(CUSTOM_METRICS) & set(cluster.releases))
-        unknown = [one for one in metrics
-                   if not (cluster.has_metrics_server if one.get("type") == "Resource" else has_custom)]
-        desired = math.ceil(cluster.load.get((namespace_of(target), name_of(target)), 0.0))
+        unknown = [error for one in metrics if (error := _metric_error(cluster, one, target))]
+        desired = math.ceil(cluster.load.get((key[2], key[1]), 0.0))
         status = condition("ScalingActive", "ValidMetricFound", "")
-        for one in unknown:
-            what = str(one.get("type", "")).lower()
-            name = at(one, f"{what}.metric.name") or at(one, f"{what}.name")
-            error = ("resource metrics API: the server could not find the requested resource: the cluster has no "
-                     "metrics-server" if what == "resource" else
-                     "custom metrics API: no known available metric versions found")
-            reason = f"FailedGet{one.get('type')}Metric"
-            message = f"unable to get metric {name}: unable to fetch metrics from {error}"
-            cluster.emit(scaler, reason, message)
         if unknown and (len(unknown) == len(metrics) or desired < now):
-            why = f"invalid metrics ({len(unknown)} invalid out of {len(metrics)})"
+            why = f"invalid metrics ({len(unknown)} invalid out of {len(metrics)}): {unknown[0]}"
             cluster.emit(scaler, "FailedComputeMetricsReplicas", why)
-            status, desired = condition("ScalingActive", reason, f"{why}: {message}", status="False"), now
+            status, desired = condition("ScalingActive", "InvalidMetrics", why, status="False"), now
         desired = min(max(desired, least), most)
         target["spec"]["replicas"] = desired
         scaler["status"] = {"currentReplicas": now, "desiredReplicas": desired, "conditions": [status]}

@@ -1,12 +1,12 @@
 """The scheduler: taints, selectors, anti-affinity, resources and claims, with the real one's messages."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from cloudsim.kubernetes.cloud import NodePool
-from cloudsim.kubernetes.cluster import Cluster, Node, Object
-from embark.kubernetes.objects import at, quantity, rows
+from cloudsim.kubernetes.cluster import Cluster, Node, Object, labels_of
+from embark.kubernetes.objects import at, namespace_of, quantity, rows
 
 ANTI_AFFINITY = "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution"
 NODE_AFFINITY = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
@@ -22,36 +22,37 @@ def choose_node(cluster: Cluster, pod: Object) -> tuple[Node | None, str]:
         if not found:
             return node, ""
         reasons.update(found)
-    text = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-    return None, f"0/{len(cluster.ready_nodes())} nodes are available: {text or 'no nodes'}."
+    return None, f"0/{len(cluster.ready_nodes())} nodes are available: {_counted(reasons) or 'no nodes'}."
 
 
 def pool_that_fits(cluster: Cluster, pod: Object) -> tuple[NodePool | None, str]:
     """Return an autoscaled pool whose next node could run the pod, or why there is none."""
     reasons: Counter[str] = Counter()
     for pool in cluster.pools.values():
-        count = sum(node.pool == pool.name for node in cluster.nodes)
-        if count >= pool.max_nodes or claim_error(cluster, pod):
+        if not pool.max_nodes or claim_error(cluster, pod):
             continue
         space = {name: quantity(str(amount)) or 0.0 for name, amount in pool.allocatable.items()}
         labels = cluster.labels(Node("new", pool.name, 0.0))
         misfits = [*find_taint(pool, pod), *_labels(labels, pod), *_lacks(space, requests(pod))]
-        if not misfits:
+        if not misfits and len(cluster.nodes_of(pool.name)) < pool.max_nodes:
             return pool, ""
-        reasons.update(misfits)
-    why = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
-    return None, f"pod didn't trigger scale-up: {why}" if why else ""
+        reasons.update(misfits or ["max node group size reached"])
+    return None, f"pod didn't trigger scale-up: {_counted(reasons)}" if reasons else ""
+
+
+def _counted(reasons: Counter[str]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
 
 
 def requests(pod: Mapping[str, Any]) -> dict[str, float]:
     """Add up the requests of all containers and sidecars; other init containers run before them."""
     spec = pod.get("spec") or {}
-    total: dict[str, float] = {}
+    total = defaultdict[str, float](float)
     sidecars = [one for one in rows(spec, "initContainers") if one.get("restartPolicy") == "Always"]
     for container in [*rows(spec, "containers"), *sidecars]:
         amounts = {**(at(container, "resources.limits") or {}), **(at(container, "resources.requests") or {})}
         for name, amount in amounts.items():
-            total[str(name)] = total.get(str(name), 0.0) + (quantity(str(amount)) or 0.0)
+            total[str(name)] += quantity(str(amount)) or 0.0
     return total
 
 
@@ -60,7 +61,7 @@ def claim_error(cluster: Cluster, pod: Object) -> str:
         name = at(volume, "persistentVolumeClaim.claimName")
         if name is None:
             continue
-        claim = cluster.find("PersistentVolumeClaim", str(name), pod["metadata"]["namespace"])
+        claim = cluster.find("PersistentVolumeClaim", str(name), namespace_of(pod))
         if claim is None:
             return f'persistentvolumeclaim "{name}" not found'
         if at(claim, "status.phase") != "Bound":
@@ -72,14 +73,15 @@ def _misfits(cluster: Cluster, pod: Object, node: Node) -> list[str]:
     labels = cluster.labels(node)
     if found := [*find_taint(cluster.pools[node.pool], pod), *_labels(labels, pod)]:
         return found
-    placed = [one for one in cluster.of_kind("Pod") if at(one, "spec.nodeName") == node.name
-              and at(one, "status.phase") not in ("Succeeded", "Failed")]
+    running = [one for one in cluster.of_kind("Pod") if at(one, "status.phase") not in ("Succeeded", "Failed")]
     for term in rows(pod, f"spec.{ANTI_AFFINITY}"):
-        wanted = at(term, "labelSelector.matchLabels") or {}
-        if any(_has(at(one, "metadata.labels") or {}, wanted) for one in placed):
+        key = str(term.get("topologyKey"))
+        near = [other.name for other in cluster.nodes if cluster.labels(other).get(key) == labels.get(key, "")]
+        if any(at(one, "spec.nodeName") in near and selects(term.get("labelSelector"), labels_of(one))
+               for one in running):
             return ["node(s) didn't match pod anti-affinity rules"]
     space = cluster.allocatable(node)
-    for one in placed:
+    for one in [one for one in running if at(one, "spec.nodeName") == node.name]:
         for name, amount in requests(one).items():
             space[name] = space.get(name, 0.0) - amount
     return _lacks(space, requests(pod))
@@ -113,6 +115,12 @@ def _labels(labels: Mapping[str, str], pod: Mapping[str, Any]) -> list[str]:
     if terms and not any(all(_matches(labels, one) for one in rows(term, "matchExpressions")) for term in terms):
         return wrong
     return []
+
+
+def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
+    """Return whether a label selector selects an object; a missing one selects nothing."""
+    return selector is not None and _has(labels, selector.get("matchLabels") or {}) and all(
+        _matches(labels, one) for one in rows(selector, "matchExpressions"))
 
 
 def _matches(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:

@@ -1,10 +1,8 @@
 """Why a cluster's jobs and servers do not run, in the words of their controllers."""
 
-from cloudsim.kubernetes.cluster import Cluster, Object, ObjectKey
+from cloudsim.kubernetes.cluster import Cluster, Node, Object, ObjectKey
 from cloudsim.kubernetes.pods import pods_owned_by
-from embark.kubernetes.objects import at, rows
-
-WAITING = ("Pending", "FailedCreate", "FailedScheduling", "ProvisioningFailed", "FailedBinding", "VolumeMismatch")
+from embark.kubernetes.objects import at, name_of, rows
 
 
 def find_troubles(cluster: Cluster) -> list[str]:
@@ -40,7 +38,9 @@ def _pod_trouble(cluster: Cluster, pod: Object) -> str:
     more = [f"{one.kind} {one.name}: {one.message}" for one in cluster.events
             if one.kind == "PersistentVolumeClaim" and one.name in claims and "unbound" in message]
     more += [one.message for one in cluster.events if one.reason == "NotTriggerScaleUp"
-             and one.name == pod["metadata"]["name"]][-1:]
+             and one.name == name_of(pod)][-1:]
+    more += [f"no pool has the label {name}: {value}" for name, value in (at(pod, "spec.nodeSelector") or {}).items()
+             if value not in {cluster.labels(Node("", pool, 0.0)).get(name) for pool in cluster.pools}]
     own = {node.pool: cluster.pools[node.pool] for node in cluster.nodes}.values()
     more += [f"{plugin} runs on no node of {pool.name}, so they offer no {device}" for pool in own
              for device, plugin in pool.devices_after.items()
@@ -50,5 +50,5 @@ def _pod_trouble(cluster: Cluster, pod: Object) -> str:
 
 
 def _last_event(cluster: Cluster, key: ObjectKey, thing: Object) -> str:
-    return next((one.message for one in reversed(cluster.events) if one.reason in WAITING
-                 and (one.kind, one.name) == (thing["kind"], key[2])), "")
+    own = [one.message for one in cluster.events if (one.kind, one.name) == (thing["kind"], key[2])]
+    return own[-1] if own else ""

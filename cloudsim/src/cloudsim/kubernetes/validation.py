@@ -7,16 +7,17 @@ from typing import Any
 from cloudsim.kubernetes.cluster import Object
 from cloudsim.kubernetes.kinds import ObjectKind
 from cloudsim.state import load_facts
-from embark.kubernetes.objects import at, quantity, rows
+from embark.kubernetes.objects import at, name_of, quantity, rows
 from embark.kubernetes.pods import pod_specs
 
-MAX_LABEL, MAX_NAME, MAX_PORT_NAME, MAX_PORT = 63, 253, 15, 65535
+MAX_LABEL, MAX_NAME, MAX_PORT_NAME = 63, 253, 15
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
-IN_LABELS = ("Job", "Service", "Namespace", "StatefulSet", "JobSet", "TrainJob", "PyTorchJob", "RayJob", "RayCluster")
-"""Kinds whose name becomes a label of their pods or a part of a host name."""
-LABELLED = ("metadata.labels", "spec.template.metadata.labels", "spec.selector.matchLabels")
+LABELLED = ("metadata.labels", "spec.template.metadata.labels", "spec.selector.matchLabels", "spec.nodeSelector",
+            "spec.template.spec.nodeSelector")
+QUANTITIES = ("storage", "sizeLimit", "nominalQuota")
+HANDLERS = {"exec", "httpGet", "tcpSocket", "grpc"}
 STANDARD = ("cpu", "memory", "ephemeral-storage")
 
 
@@ -26,8 +27,9 @@ def find_mistake(thing: Object, kind: ObjectKind) -> str:
 
 
 def name_error(name: str, *, is_label: bool = False) -> str:
-    if len(name) > (MAX_LABEL if is_label else MAX_NAME):
-        return f"must be no more than {MAX_LABEL if is_label else MAX_NAME} characters"
+    most = MAX_LABEL if is_label else MAX_NAME
+    if len(name) > most:
+        return f"must be no more than {most} characters"
     if not (LABEL if is_label else SUBDOMAIN).fullmatch(name):
         return (f"a lowercase RFC 1123 {'label' if is_label else 'subdomain'} must consist of lower case alphanumeric "
                 "characters, '-' or '.', and must start and end with an alphanumeric character")
@@ -49,27 +51,28 @@ def label_error(key: str, value: str) -> str:
 
 
 def _mistakes(thing: Object, kind: ObjectKind) -> Iterator[str]:
-    name = str(thing["metadata"]["name"])
+    name = name_of(thing)
     if kind.group != "rbac.authorization.k8s.io" and (why := name_error(name)):
         yield f'metadata.name: Invalid value: "{name}": {why}'
     host = f"{name}-{int(at(thing, 'spec.completions') or 1) - 1}" if at(
         thing, "spec.completionMode") == "Indexed" else name
-    if kind.key in IN_LABELS and (why := name_error(host, is_label=True)):
+    if kind.is_label and (why := name_error(host, is_label=True)):
         yield f'metadata.name: Invalid value: "{host}": {why}'
     for path in LABELLED:
         for key, value in (at(thing, path) or {}).items():
             if why := label_error(str(key), str(value)):
                 yield f"{path}: Invalid value: {why}"
+    yield from (f"{path}: Required value" for path in kind.required if not at(thing, path))
     yield from _values(thing, "")
     for spec in pod_specs(thing):
         yield from _pod(spec, [str(at(one, "metadata.name")) for one in rows(thing, "spec.volumeClaimTemplates")])
     yield from {"Deployment": _deployment, "StatefulSet": _deployment, "Service": _service, "Job": _job,
-                "HorizontalPodAutoscaler": _scaler, "PodDisruptionBudget": _budget, "PersistentVolumeClaim": _claim,
-                "PersistentVolume": _volume}.get(kind.key, lambda _: iter(()))(thing)
+                "HorizontalPodAutoscaler": _scaler, "PodDisruptionBudget": _budget,
+                "PersistentVolume": _volume, "ClusterQueue": _queue}.get(kind.key, lambda _: iter(()))(thing)
 
 
 def _values(thing: Any, path: str) -> Iterator[str]:
-    """Yield the fields that have one of a few values and have another one here."""
+    """Yield the fields that have one of a few values, or a number within limits, and have another one here."""
     known = load_facts("kubernetes/kinds.toml")["values"]
     items = thing.items() if isinstance(thing, Mapping) else enumerate(thing) if isinstance(thing, list) else ()
     for key, value in items:
@@ -77,8 +80,16 @@ def _values(thing: Any, path: str) -> Iterator[str]:
         names = re.sub(r"\.\d+", "", where).split(".")
         allowed = next((known[name] for length in (3, 2, 1) if (name := ".".join(names[-length:])) in known), ())
         for one in value if isinstance(value, list) else [value]:
-            if allowed and isinstance(one, str) and one not in allowed:
+            if not allowed or type(one) is not type(allowed[0]):
+                continue
+            if isinstance(one, str) and one not in allowed:
                 yield f'{where}: Unsupported value: "{one}": supported values: {", ".join(allowed)}'
+            elif isinstance(one, int) and not allowed[0] <= one <= allowed[1]:
+                limits = f"between {allowed[0]} and {allowed[1]}, inclusive"
+                yield (f"{where}: Invalid value: {one}: must be "
+                       f"{limits if one > allowed[1] else f'greater than or equal to {allowed[0]}'}")
+        if key in QUANTITIES:
+            yield from _quantity(where, value)
         if key not in ("data", "stringData", "annotations", "labels", "status", "managedFields"):
             yield from _values(value, where)
 
@@ -93,21 +104,19 @@ def _pod(spec: Mapping[str, Any], claimed: Sequence[str]) -> Iterator[str]:
             yield f"spec.volumes[{index}]: Required value: must specify a volume type"
         if len(sources) > 1:
             yield f"spec.volumes[{index}].{sources[1]}: Forbidden: may not specify more than 1 volume type"
-        yield from _quantity(f"spec.volumes[{index}].emptyDir.sizeLimit", at(volume, "emptyDir.sizeLimit"))
     containers = [*rows(spec, "initContainers"), *rows(spec, "containers")]
     yield from _repeated("spec.volumes", volumes)
     yield from _repeated("spec.containers", [str(one.get("name")) for one in containers])
     for container in containers:
         yield from _container(container, [*volumes, *claimed])
-    for key, value in (spec.get("nodeSelector") or {}).items():
-        if why := label_error(str(key), str(value)):
-            yield f"spec.nodeSelector: Invalid value: {why}"
+        pause_s = at(container, "lifecycle.preStop.sleep.seconds") or 0
+        if pause_s > spec.get("terminationGracePeriodSeconds", 30):
+            yield (f"spec.containers[{container.get('name')}].lifecycle.preStop.sleep: Invalid value: {pause_s}: must "
+                   "be less than terminationGracePeriodSeconds")
     for index, one in enumerate(rows(spec, "tolerations")):
         if one.get("operator") == "Exists" and one.get("value"):
             yield (f"spec.tolerations[{index}].operator: Invalid value: {one['value']!r}: value must be empty when "
                    "`operator` is 'Exists'")
-    if (spec.get("terminationGracePeriodSeconds") or 0) < 0:
-        yield "spec.terminationGracePeriodSeconds: Invalid value: must be greater than or equal to 0"
 
 
 def _container(container: Mapping[str, Any], volumes: Sequence[str]) -> Iterator[str]:
@@ -123,11 +132,14 @@ def _container(container: Mapping[str, Any], volumes: Sequence[str]) -> Iterator
             yield f'{path}.volumeMounts.name: Not found: "{one.get("name")}"'
     yield from _repeated(f"{path}.volumeMounts.mountPath", mounted)
     for index, port in enumerate(rows(container, "ports")):
-        yield from _port(f"{path}.ports[{index}]", port, ("containerPort", "hostPort"))
+        yield from _port(f"{path}.ports[{index}]", port)
     yield from _repeated(f"{path}.ports.name", [str(one["name"]) for one in rows(container, "ports") if "name" in one])
     for row in rows(container, "env"):
         if "value" in row and "valueFrom" in row:
             yield f"{path}.env[{row.get('name')}].valueFrom: may not be specified when `value` is not empty"
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        if probe in container and not HANDLERS & set(container[probe]):
+            yield f"{path}.{probe}: Required value: must specify a handler type"
     yield from _resources(path, at(container, "resources") or {})
 
 
@@ -155,15 +167,12 @@ def _resources(path: str, resources: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _quantity(path: str, amount: Any) -> Iterator[str]:
-    if amount is not None and quantity(str(amount)) is None:
+    if isinstance(amount, str | int | float) and quantity(str(amount)) is None:
         yield (f"{path}: Invalid value: {str(amount)!r}: quantities must match the regular expression "
                "'^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")
 
 
-def _port(path: str, port: Mapping[str, Any], fields: Sequence[str]) -> Iterator[str]:
-    for field in fields:
-        if isinstance(number := port.get(field), int) and not 1 <= number <= MAX_PORT:
-            yield f"{path}.{field}: Invalid value: {number}: must be between 1 and {MAX_PORT}, inclusive"
+def _port(path: str, port: Mapping[str, Any]) -> Iterator[str]:
     name = str(port.get("name", "a"))
     if len(name) > MAX_PORT_NAME or not LABEL.fullmatch(name):
         yield f"{path}.name: Invalid value: {name!r}: must be no more than {MAX_PORT_NAME} lower case characters or '-'"
@@ -192,16 +201,13 @@ def _service(thing: Object) -> Iterator[str]:
     if not ports and at(thing, "spec.clusterIP") != "None" and at(thing, "spec.type") != "ExternalName":
         yield "spec.ports: Required value"
     for index, port in enumerate(ports):
-        yield from _port(f"spec.ports[{index}]", {**port, "name": port.get("name", "a")}, ("port", "targetPort"))
+        yield from _port(f"spec.ports[{index}]", port)
         if len(ports) > 1 and not port.get("name"):
             yield f"spec.ports[{index}].name: Required value"
 
 
 def _job(thing: Object) -> Iterator[str]:
     spec = thing["spec"]
-    for name in ("parallelism", "completions", "backoffLimit", "activeDeadlineSeconds", "ttlSecondsAfterFinished"):
-        if (spec.get(name) or 0) < 0:
-            yield f"spec.{name}: Invalid value: {spec[name]}: must be greater than or equal to 0"
     if spec.get("completionMode") == "Indexed" and spec.get("completions") is None:
         yield "spec.completions: Required value: when completion mode is Indexed"
     names = [one.get("name") for one in rows(spec, "template.spec.containers")]
@@ -220,24 +226,22 @@ def _scaler(thing: Object) -> Iterator[str]:
         yield f"spec.maxReplicas: Invalid value: {most}: must be greater than or equal to `minReplicas`"
 
 
+def _queue(thing: Object) -> Iterator[str]:
+    for index, group in enumerate(rows(thing, "spec.resourceGroups")):
+        where, covered = f"spec.resourceGroups[{index}]", group.get("coveredResources") or []
+        for flavor in rows(group, "flavors"):
+            names = [one.get("name") for one in rows(flavor, "resources")]
+            if names != covered:
+                yield (f"{where}: Invalid value: flavors must have the same number of resources as the "
+                       f"coveredResources, in their order: {flavor.get('name')} has {', '.join(names)}, and "
+                       f"{', '.join(covered)} are covered")
+
+
 def _budget(thing: Object) -> Iterator[str]:
     if {"minAvailable", "maxUnavailable"} <= set(thing["spec"]):
         yield "spec: Invalid value: minAvailable and maxUnavailable cannot be both set"
 
 
-def _claim(thing: Object) -> Iterator[str]:
-    if not at(thing, "spec.accessModes"):
-        yield "spec.accessModes: Required value: at least 1 access mode is required"
-    if at(thing, "spec.resources.requests.storage") is None:
-        yield "spec.resources[storage]: Required value"
-    yield from _quantity("spec.resources[storage]", at(thing, "spec.resources.requests.storage"))
-
-
 def _volume(thing: Object) -> Iterator[str]:
-    if not at(thing, "spec.accessModes"):
-        yield "spec.accessModes: Required value"
-    yield from _quantity("spec.capacity[storage]", at(thing, "spec.capacity.storage"))
-    if at(thing, "spec.capacity.storage") is None:
-        yield "spec.capacity: Required value"
     if not {"csi", "nfs", "hostPath", "local"} & set(thing["spec"]):
         yield "spec: Required value: must specify a volume type"

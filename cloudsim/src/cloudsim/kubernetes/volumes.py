@@ -1,6 +1,6 @@
 """Claims: they are bound to the volumes that they name, or to disks that a StorageClass provisions."""
 
-from cloudsim.kubernetes.cluster import Cluster, Object
+from cloudsim.kubernetes.cluster import Cluster, Object, annotations_of
 from embark.kubernetes.objects import at, name_of, namespace_of, quantity, rows
 
 DEFAULT = "storageclass.kubernetes.io/is-default-class"
@@ -11,47 +11,54 @@ PROVISIONED = "pv.kubernetes.io/provisioned-by"
 
 
 def add_storage_class(cluster: Cluster, name: str, provisioner: str, *, is_default: bool = False) -> None:
-    cluster.put({"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "provisioner": provisioner,
-                 "reclaimPolicy": "Delete", "volumeBindingMode": "WaitForFirstConsumer",
-                 "metadata": {"name": name, "annotations": {DEFAULT: "true"} if is_default else {}}})
+    cluster.add("StorageClass", name, provisioner=provisioner, reclaimPolicy="Delete",
+                volumeBindingMode="WaitForFirstConsumer",
+                metadata={"annotations": {DEFAULT: "true"} if is_default else {}})
 
 
 def bind_claims(cluster: Cluster) -> None:
+    """Bind claims to volumes that they name or that name them; a claim without a class is given the default one."""
     _delete_released(cluster)
+    default = next((name_of(one) for one in cluster.of_kind("StorageClass")
+                    if annotations_of(one).get(DEFAULT) == "true"), None)
     for claim in cluster.of_kind("PersistentVolumeClaim"):
         if at(claim, "status.phase") == "Bound":
             continue
         claim["status"] = {"phase": "Pending"}
-        name = at(claim, "spec.volumeName")
+        spec, own = claim["spec"], {"name": name_of(claim), "namespace": namespace_of(claim)}
+        if default and spec.get("storageClassName") is None:
+            spec["storageClassName"] = default
+        reserved = (name_of(one) for one in cluster.of_kind("PersistentVolume") if at(one, "spec.claimRef") == own)
+        name = str(spec.get("volumeName") or next(reserved, ""))
+        volume = cluster.find("PersistentVolume", name)
         if not name:
             _provision(cluster, claim)
-            continue
-        volume = cluster.find("PersistentVolume", str(name))
-        if volume is None:
+        elif volume is None:
             cluster.emit(claim, "FailedBinding", f'volume "{name}" not found')
-            continue
-        owner = at(volume, "spec.claimRef") or {"name": name_of(claim), "namespace": namespace_of(claim)}
-        wanted = quantity(str(at(claim, "spec.resources.requests.storage") or "0")) or 0.0
-        offered = quantity(str(at(volume, "spec.capacity.storage") or "0")) or 0.0
-        if (owner.get("name"), owner.get("namespace")) != (name_of(claim), namespace_of(claim)):
-            cluster.emit(claim, "FailedBinding", f'volume "{name}" already bound to a different claim.')
-        elif wanted > offered or not set(at(claim, "spec.accessModes") or ()) <= set(at(volume, "spec.accessModes")
-                                                                                    or ()):
-            cluster.emit(claim, "VolumeMismatch", f'Cannot bind to requested volume "{name}": requested PV is too '
-                         "small or has other access modes")
-        elif (at(claim, "spec.storageClassName") or "") != (at(volume, "spec.storageClassName") or ""):
-            cluster.emit(claim, "VolumeMismatch", f'Cannot bind to requested volume "{name}": storageClassName does '
-                         "not match")
+        elif at(volume, "spec.claimRef") not in (None, own):
+            cluster.emit(claim, "FailedBinding", f'volume "{name}" already bound to a different claim: its claimRef is '
+                         f"{volume['spec']['claimRef']}")
+        elif why := _mismatch(spec, volume["spec"]):
+            cluster.emit(claim, "VolumeMismatch", f'Cannot bind to requested volume "{name}": {why}')
         else:
-            claim["status"] = {"phase": "Bound"}
+            claim["status"], spec["volumeName"] = {"phase": "Bound"}, name
+
+
+def _mismatch(claim: Object, volume: Object) -> str:
+    """Return what a claim asks for and its volume does not have, or an empty text."""
+    wanted, offered = str(at(claim, "resources.requests.storage")), str(at(volume, "capacity.storage"))
+    if (quantity(wanted) or 0.0) > (quantity(offered) or 0.0):
+        return f"requested PV is too small: the claim asks for {wanted} and the volume has {offered}"
+    if not set(claim["accessModes"]) <= set(volume["accessModes"]):
+        return f"incompatible accessMode: the claim has {claim['accessModes']} and the volume {volume['accessModes']}"
+    asked, there = claim.get("storageClassName") or "", volume.get("storageClassName") or ""
+    return "" if asked == there else f"storageClassName does not match: the claim has {asked!r}, the volume {there!r}"
 
 
 def _provision(cluster: Cluster, claim: Object) -> None:
     """Let the driver of the claim's StorageClass create a disk, once a pod uses the claim."""
     wanted = at(claim, "spec.storageClassName")
-    classes = cluster.of_kind("StorageClass")
-    found = next((one for one in classes if (name_of(one) == wanted if wanted is not None else
-                  (at(one, "metadata.annotations") or {}).get(DEFAULT) == "true")), None)
+    found = cluster.find("StorageClass", str(wanted))
     if found is None:
         cluster.emit(claim, "ProvisioningFailed" if wanted else "FailedBinding",
                      f'storageclass.storage.k8s.io "{wanted}" not found' if wanted else
@@ -85,7 +92,7 @@ def _provision(cluster: Cluster, claim: Object) -> None:
 def _delete_released(cluster: Cluster) -> None:
     for volume in cluster.of_kind("PersistentVolume"):
         claim = at(volume, "spec.claimRef") or {}
-        if PROVISIONED not in (at(volume, "metadata.annotations") or {}) or cluster.find(
+        if PROVISIONED not in annotations_of(volume) or cluster.find(
                 "PersistentVolumeClaim", str(claim.get("name")), str(claim.get("namespace"))):
             continue
         if at(volume, "spec.persistentVolumeReclaimPolicy") == "Delete":

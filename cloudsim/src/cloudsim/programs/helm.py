@@ -61,7 +61,7 @@ class Helm:
         if cluster.find("Namespace", space) is None:
             if not command["--create-namespace"]:
                 raise Refusal(f'Error: create: failed to create: namespaces "{space}" not found')
-            cluster.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": space}})
+            cluster.add("Namespace", space)
         key = (cluster.name, space, name)
         if key not in self._installed:
             if command.name == "upgrade" and not command["--install"]:
@@ -91,14 +91,13 @@ class Helm:
                       f"(try 'helm repo update'): no chart version found for {name}-{command.text('--version')}")
 
     def _check_owner(self, cluster: Cluster, release: Release, space: str, name: str) -> None:
-        for kind, names in (("Deployment", release.deployments), ("DaemonSet", release.daemon_sets)):
-            for called in names:
-                found = cluster.find(kind, called, space)
-                if found is not None and found["metadata"].get("labels", {}).get(OWNER) != "Helm":
-                    raise Refusal(f'Error: Unable to continue with install: {kind} "{called}" in namespace "{space}" '
-                                  "exists and cannot be imported into the current release: invalid ownership metadata; "
-                                  f'label validation error: missing key "{OWNER}": must be set to "Helm"; annotation '
-                                  f'validation error: missing key "{RELEASE}": must be set to "{name}"')
+        for kind, called in release.workloads:
+            found = cluster.find(kind, called, space)
+            if found is not None and found["metadata"].get("labels", {}).get(OWNER) != "Helm":
+                raise Refusal(f'Error: Unable to continue with install: {kind} "{called}" in namespace "{space}" '
+                              "exists and cannot be imported into the current release: invalid ownership metadata; "
+                              f'label validation error: missing key "{OWNER}": must be set to "Helm"; annotation '
+                              f'validation error: missing key "{RELEASE}": must be set to "{name}"')
 
     def _uninstall(self, command: ParsedCommand) -> str:
         cluster = self._account.cluster()
@@ -110,9 +109,8 @@ class Helm:
                 if command["--ignore-not-found"]:
                     continue
                 raise Refusal(f"Error: uninstall: Release not loaded: {name}: release: not found")
-            for kind, names in (("Deployment", release.deployments), ("DaemonSet", release.daemon_sets)):
-                for called in names:
-                    cluster.objects.pop((kind, space, called), None)
+            for kind, called in release.workloads:
+                cluster.objects.pop((kind, space, called), None)
             lines.append(f'release "{name}" uninstalled\n')
         return "".join(lines)
 

@@ -3,7 +3,8 @@
 import json
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import yaml
@@ -14,13 +15,20 @@ from cloudsim.kubernetes.admission import admit, apply, install, refuse_client_s
 from cloudsim.kubernetes.cluster import Cluster, Object
 from cloudsim.kubernetes.json_path import find
 from cloudsim.kubernetes.kinds import ObjectKind
+from cloudsim.kubernetes.kubelet import route
 from cloudsim.programs.kubectl_output import is_selected, node_object, show
 from cloudsim.state import Refusal
-from embark.kubernetes.objects import at, rows
+from embark.kubernetes.objects import at, name_of, namespace_of, rows
+from embark.kubernetes.pods import main_container
+from embark.rehearse.server import find_port
 
 AUTOSCALER = "/api/v1/namespaces/kube-system/configmaps/cluster-autoscaler-status"
 STEP_S = 15.0  # The interval at which `kubectl wait` and `logs --follow` look.
 POLL_S = 60.0  # The time that passes before a program asks word for word what it has just asked.
+
+METHODS = {"annotate": "mark", "label": "mark", "events": "get", "cluster-info": "info", "auth": "may",
+           "api-resources": "kinds", "port-forward": "forward"}
+"""The commands that are not called as the method that answers them."""
 
 
 class Kubectl:
@@ -41,14 +49,10 @@ class Kubectl:
             return "Client Version: v1.37.1\n"
         if name == "patch" and command["--local"]:
             return _patch_local(command, call)
-        handlers = {"apply": self._apply, "create": self._create, "delete": self._delete, "get": self._get,
-                    "wait": self._wait, "logs": self._logs, "annotate": self._mark, "label": self._mark,
-                    "patch": self._patch, "describe": self._describe, "events": self._get, "rollout": self._rollout,
-                    "cluster-info": self._info, "scale": self._scale, "auth": self._may, "top": self._top,
-                    "api-resources": self._kinds, "port-forward": self._forward}
-        if name not in handlers:
+        handler: Callable[[ParsedCommand, Call], str] | None = getattr(self, f"_{METHODS.get(name, name)}", None)
+        if handler is None:
             raise Refusal(f"error: kubectl {command.name} is not modelled by the simulated account")
-        return handlers[name](command, call)
+        return handler(command, call)
 
     # clusters
 
@@ -125,8 +129,8 @@ class Kubectl:
                     else:
                         cluster.kind_of(thing, address)
                         said = f"{thing['kind'].lower()}/{thing['metadata']['name']} configured (server dry run)"
-                    lines.append(said.replace(" created", " serverside-applied").replace(
-                        " configured", " serverside-applied") if command["--server-side"] else said)
+                    lines.append(re.sub(" (created|configured)", " serverside-applied", said)
+                                 if command["--server-side"] else said)
                 except Refusal as refusal:
                     errors.append(refusal.text)
         if not lines and not errors:
@@ -138,14 +142,11 @@ class Kubectl:
     def _create(self, command: ParsedCommand, call: Call) -> str:
         cluster, space = self._cluster(command), command.text("--namespace", "default")
         words = command.path[1:]
-        if not words and command.text("--dry-run") == "server":
-            return "".join(f"{admit(cluster, thing, name, command.text('--namespace'))}\n"
-                           for name in command["--filename"] or [] for thing in _documents(call, name))
         if not words:
-            return "".join(f"{apply(cluster, thing, name, command.text('--namespace'), create=True)}\n"
+            make = admit if command.text("--dry-run") == "server" else partial(apply, create=True)
+            return "".join(f"{make(cluster, thing, name, command.text('--namespace'))}\n"
                            for name in command["--filename"] or [] for thing in _documents(call, name))
-        kind = {"namespace": "Namespace", "serviceaccount": "ServiceAccount", "configmap": "ConfigMap",
-                "secret": "Secret"}[words[0]]
+        kind = _find_kind(cluster, words[0]).kind
         thing: Object = {"apiVersion": "v1", "kind": kind, "metadata": {"name": str(command.positionals["NAME"])}}
         if kind in ("ConfigMap", "Secret"):
             values = dict(one.split("=", 1) for one in command["--from-literal"] or [])
@@ -156,15 +157,13 @@ class Kubectl:
                 key: b64encode(value.encode()).decode() for key, value in values.items()}
         if command.text("--dry-run", "none") in ("client", ""):
             return yaml.safe_dump(thing)
-        if kind != "Namespace":
-            thing["metadata"]["namespace"] = space
-        return f"{apply(cluster, thing, 'create', create=True)}\n"
+        return f"{apply(cluster, thing, 'create', space, create=True)}\n"
 
     def _delete(self, command: ParsedCommand, call: Call) -> str:
         cluster = self._cluster(command)
         if command["--filename"]:
-            found = [(cluster.kind_of(thing, name), str((thing["metadata"]).get("namespace") or "default"),
-                      thing["metadata"]["name"]) for name in command["--filename"] for thing in _documents(call, name)]
+            found = [(cluster.kind_of(thing, name), namespace_of(thing), name_of(thing))
+                     for name in command["--filename"] for thing in _documents(call, name)]
         else:
             found = _named(cluster, command)
         lines = []
@@ -244,7 +243,7 @@ class Kubectl:
         for thing in _find_objects(cluster, list(command.positionals["WORDS"]), command):
             text += yaml.safe_dump(thing)
             text += "".join(f"Events: {one.type} {one.reason} {one.message}\n" for one in cluster.events
-                            if one.name == thing["metadata"]["name"])
+                            if one.name == name_of(thing))
         return text
 
     def _wait(self, command: ParsedCommand, call: Call) -> str:
@@ -269,7 +268,7 @@ class Kubectl:
             if is_met:
                 return "".join(f"{one['kind'].lower()}/{one['metadata']['name']} condition met\n" for one in found)
             if cluster.clock.now >= until:
-                name = found[0]["metadata"]["name"] if found else " ".join(words)
+                name = name_of(found[0]) if found else " ".join(words)
                 raise Refusal(f"error: timed out waiting for the condition on {words[0].partition('/')[0]}/{name}")
             cluster.advance(min(STEP_S, until - cluster.clock.now))
 
@@ -297,26 +296,17 @@ class Kubectl:
         name, ports = command.positionals["WORDS"]
         mine, _, there = str(ports).partition(":")
         [(kind, space, name)] = _named(cluster, command, [name])
-        found, target = _need(cluster, kind, space, name), there or mine
-        pods = [found]
+        found = _need(cluster, kind, space, name)
         if kind.key == "Service":
-            row = next((one for one in rows(found, "spec.ports") if target in (str(one.get("port")), one.get("name"))),
-                       None)
-            if row is None:
-                raise Refusal(f"error: Service {name} does not have a service port {target}")
-            target = str(row.get("targetPort") or row["port"])
-            wanted = ",".join(f"{key}={value}" for key, value in (at(found, "spec.selector") or {}).items())
-            pods = [one for one in cluster.of_kind("Pod", space) if is_selected(one, wanted)]
-        here = next(filter(None, (cluster.servers.port(space, one["metadata"]["name"]) for one in pods)), 0)
-        containers = rows(pods[0], "spec.containers") if pods else []
-        numbers = [str(port["containerPort"]) for one in containers for port in rows(one, "ports")
-                   if target in (port.get("name"), str(port["containerPort"]))]
-        if containers and not numbers:
-            raise Refusal(f"error: lost connection to pod: {name} leads to port {target}, connection refused: no "
-                          "container has this port")
+            pods, number, error = route(cluster, found, there or mine)
+        else:
+            pods, (number, error) = [found], find_port(main_container(found["spec"]), there or mine)
+        if error:
+            raise Refusal(f"error: lost connection to pod: {error}")
+        here = next(filter(None, (cluster.servers.port(space, name_of(one)) for one in pods)), 0)
         if not here:
             raise Refusal("error: unable to forward port because pod is not running")
-        return f"{mine} {numbers[0]} {here}"
+        return f"{mine} {number} {here}"
 
     def _logs(self, command: ParsedCommand, call: Call) -> str:
         cluster, space = self._cluster(command), command.text("--namespace", "default")
@@ -326,7 +316,7 @@ class Kubectl:
             raise Refusal("error: expected 'logs [-f] [-p] (POD | TYPE/NAME) [-c CONTAINER]'.\nPOD or TYPE/NAME is a "
                           "required argument for the logs command")
         pods = [one for one in cluster.of_kind("Pod", space) if (is_selected(one, selector) if selector else
-                one["metadata"]["name"] == words[0].rpartition("/")[2] or _is_owned(one, words[0]))]
+                name_of(one) == words[0].rpartition("/")[2] or _is_owned(one, words[0]))]
         if not pods:
             if selector:
                 return ""
@@ -337,7 +327,7 @@ class Kubectl:
                           f"concurrency is {many}, use --max-log-requests to increase the limit")
         text = ""
         for pod in pods:
-            phase, name = pod["status"].get("phase"), pod["metadata"]["name"]
+            phase, name = pod["status"].get("phase"), name_of(pod)
             container = command.text("--container")
             names = [one.get("name") for one in pod["spec"].get("containers", [])]
             if container and container not in names:
@@ -397,18 +387,18 @@ def _meets(cluster: Cluster, thing: Object, condition: str) -> bool:
         values = find(path.lstrip("'{"), thing)
         return wanted.strip("'=") in map(str, values) if "=" in wanted else any(values)
     name, _, wanted = rest.partition("=")
-    key = (thing["kind"], thing["metadata"].get("namespace", ""), thing["metadata"]["name"])
+    key = (thing["kind"], thing["metadata"].get("namespace", ""), name_of(thing))
     if key in cluster.ready_at and name.lower() == "available":
         return cluster.ready_at[key] <= cluster.clock.now
-    for one in [*(thing.get("status") or {}).get("conditions", [])]:
+    for one in rows(thing, "status.conditions"):
         if one.get("type", "").lower() == name.lower():
             return str(one.get("status", "")).lower() == (wanted or "true").lower()
     return False
 
 
 def _is_owned(pod: Object, word: str) -> bool:
-    owners = pod["metadata"].get("ownerReferences") or []
-    return "/" in word and any(one["name"] == word.rpartition("/")[2] for one in owners)
+    owners = [one["name"] for one in rows(pod, "metadata.ownerReferences")]
+    return "/" in word and word.rpartition("/")[2] in owners
 
 
 def _waiting(pod: Object) -> str:
@@ -449,7 +439,7 @@ def _find_objects(cluster: Cluster, words: list[str], command: ParsedCommand, *,
         return found
     things = []
     for kind, where, name in _named(cluster, command, words):
-        thing = next((one for one in _all_objects(cluster, kind, where) if one["metadata"]["name"] == name), None)
+        thing = next((one for one in _all_objects(cluster, kind, where) if name_of(one) == name), None)
         if thing is None:
             if command["--ignore-not-found"] or is_optional:
                 continue
@@ -471,7 +461,7 @@ def _named(cluster: Cluster, command: ParsedCommand, words: list[str] | None = N
     kind = _find_kind(cluster, words[0])
     names = words[1:]
     if not names and (command["--all"] or command["--selector"]):
-        names = [one["metadata"]["name"] for one in _all_objects(cluster, kind, space)
+        names = [name_of(one) for one in _all_objects(cluster, kind, space)
                  if is_selected(one, command.text("--selector"))]
     elif not names:
         raise Refusal("error: resource(s) were provided, but no name was specified")
