@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from embark.errors import Interrupted, UserError
 from embark.formatting import redact, to_one_line
@@ -102,8 +102,7 @@ class Status:
         return self.state in ("succeeded", "failed", "gone")
 
 
-@dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(NamedTuple):
     """A sentence and, if there is one, the fix."""
 
     text: str
@@ -353,11 +352,9 @@ def _name_of(spec: RunSpec) -> str:
     """Return the backend's name; empty if no backend takes the run."""
     place = spec.place
     is_here = not place.machine and not place.cloud
-    if place.target in SERVE_TARGETS or place.target in (FOLLOW, SLURM):
-        return TARGETS.get(place.target, "")
     if place.target == "ray":
         return "ray" if is_here or ray_address() else "kubernetes"
-    if is_here:
+    if is_here and place.target not in (*SERVE_TARGETS, FOLLOW, SLURM):
         return "local"
     return TARGETS.get(place.target, "")
 

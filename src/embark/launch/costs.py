@@ -156,10 +156,12 @@ def _events(run_dir: RunDir | None, notes: list[str], *, is_only: bool) -> list[
 
 def _killed_s(run_dir: RunDir | None, now_s: float) -> float:
     """Return when the run's process was killed, as far as its lease tells; 0 if it may be alive or ended in order."""
+    if run_dir is None:
+        return 0.0
     with suppress(EmbarkError):
-        holder = newest_holder(run_dir.store) if run_dir is not None else None
-        is_silent = holder is not None and now_s - holder.renewed_s > holder.ttl_s
-        if holder is not None and not holder.is_released and (is_silent or holder.state() == "dead"):
+        holder = newest_holder(run_dir.store)
+        if holder is not None and not holder.is_released and (
+                now_s - holder.renewed_s > holder.ttl_s or holder.state() == "dead"):
             return holder.ended_s
     return 0.0
 
@@ -177,15 +179,13 @@ def _lead_s(events: Sequence[Event], status: Status | None, now_s: float, notes:
     """Return the seconds from when the machines were there to the first process; without events, to now."""
     if status is None:
         return 0.0
-    since = [one.since_s for one in status.replicas if one.since_s is not None]
-    tries = attempts(events)
-    if tries:
-        # After a restart the pods that are there are not those that came first.
-        return max(0.0, tries[0].began_s - min(since)) if since and not status.num_restarts else 0.0
-    if status.has_ended or status.state == "pending":
-        return 0.0
-    began_s = min(since) if since and not status.num_restarts else status.since_s
-    if began_s is None:
+    # After a restart the pods that are there are not those that came first.
+    replicas = () if status.num_restarts else status.replicas
+    first_s = min((one.since_s for one in replicas if one.since_s is not None), default=None)
+    if tries := attempts(events):
+        return 0.0 if first_s is None else max(0.0, tries[0].began_s - first_s)
+    began_s = status.since_s if first_s is None else first_s
+    if began_s is None or status.has_ended or status.state == "pending":
         return 0.0
     if status.num_restarts:
         notes.append(f"it restarted {status.num_restarts} times, and its waits for machines are counted too")
@@ -218,8 +218,7 @@ def estimate_launch(spec: RunSpec) -> LaunchEstimate:
         fits, sentence, total = answer.fits, answer.sentence, estimate.total_usd(purchase)
     except EmbarkError as error:
         sentence = f"{job.title}; no plan could be made: {error.what}"
-    return LaunchEstimate(fits=fits, verdict=sentence, price=price + _stops(spec, total), usd_per_hour=per_hour,
-                          total_usd=total)
+    return LaunchEstimate(fits, sentence, price + _stops(spec, total), per_hour, total)
 
 
 def estimate_server(spec: RunSpec) -> LaunchEstimate:

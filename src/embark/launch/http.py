@@ -80,10 +80,11 @@ class HttpClient:
     login_codes: tuple[int, ...] = (401, 403)
 
     def request(self, method: str, url: str, body: bytes = b"", *, body_name: str = "",
-                content_type: str = "application/json", is_done: Callable[[], bool] | None = None) -> Response:
+                content_type: str = "application/json", is_done: Callable[[], bool] | None = None, what: str = ""
+                ) -> Response:
         """Send a request, which is repeated unless `is_done` says that it took effect though its response was lost.
 
-        `body_name` describes its body to a person.
+        `body_name` describes its body to a person. `what` it asks for: a response that refuses it is raised.
         """
         if self.shell.is_dry:
             send = self.shell.ask if method == "GET" else partial(self.shell.change, stdin_name=body_name)
@@ -102,6 +103,8 @@ class HttpClient:
         if response.code in self.login_codes:
             raise UserError(f"{self.name} refuses your credentials: HTTP {response.code}: "
                             f"{to_one_line(response.text)[:300]}", fix=self.login_fix)
+        if what and not response.is_ok:
+            raise self.error(response, what)
         return response
 
     def error(self, response: Response, what: str) -> EmbarkError:

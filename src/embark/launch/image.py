@@ -5,6 +5,7 @@ import re
 import tempfile
 from collections import deque
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -68,19 +69,12 @@ _KEPT_LINES = 40  # The last lines of a program's output, to say why it failed.
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-def usable(program: str, shell: Shell) -> bool:
-    """Return whether the builder is installed and answers: docker does only while its daemon runs."""
-    try:
-        return shell.ask([program, "info"], timeout_s=_FAST_S).is_ok
-    except UserError:
-        return False
-
-
 def find_builder(shell: Shell, wanted: str = "") -> str:
-    """Return the first builder that works; only `wanted`, if one is named."""
+    """Return the first builder that answers; only `wanted`, if one is named. Docker does only while its daemon runs."""
     for program in (wanted,) if wanted else BUILDERS:
-        if usable(program, shell):
-            return program
+        with suppress(UserError):  # it is not installed
+            if shell.ask([program, "info"], timeout_s=_FAST_S).is_ok:
+                return program
     what = f"{wanted} does not work here: `{wanted} info` fails" if wanted else \
         f"no image builder works here: `info` of {', '.join(BUILDERS)} fails, or they are not installed"
     raise UserError(what, fix="apt-get install -y podman, or https://docs.docker.com/engine/install/; Docker needs its "
@@ -113,7 +107,7 @@ def push(builder: str, image: ImageName, shell: Shell, notify: Notify) -> str:
     listed = shell.ask(["docker", "image", "inspect", "--format", "{{json .RepoDigests}}", str(image)],
                        timeout_s=_FAST_S)
     names: list[str] = json.loads(listed.out) if listed.is_ok else []
-    repository = str(ImageName(image.host, image.repository, "", ""))
+    repository = str(replace(image, tag="", digest=""))
     return next((name.partition("@")[2] for name in names if name.partition("@")[0] == repository), "")
 
 

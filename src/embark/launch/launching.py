@@ -84,7 +84,7 @@ def prepare_launch(spec: RunSpec, shell: Shell, notify: Notify, *, context: str 
         backend.check(request)
     except KeyboardInterrupt:
         raise Interrupted("stopped by Ctrl-C; nothing was created") from None
-    return PreparedLaunch(request=request, backend=backend, estimate=estimate, prepared_s=prepared_s)
+    return PreparedLaunch(request, backend, estimate, prepared_s)
 
 
 def prepare_search(search: Search, shell: Shell, notify: Notify) -> PreparedLaunch:
@@ -97,7 +97,7 @@ def prepare_search(search: Search, shell: Shell, notify: Notify) -> PreparedLaun
         if usd is not None else None
     prepared_s = time.time()
     backend.check(request)
-    return PreparedLaunch(request=request, backend=backend, estimate=estimate, prepared_s=prepared_s)
+    return PreparedLaunch(request, backend, estimate, prepared_s)
 
 
 def submit_launch(launch: PreparedLaunch) -> RunRecord:
@@ -110,8 +110,8 @@ def submit_launch(launch: PreparedLaunch) -> RunRecord:
 
 
 def _submit(launch: PreparedLaunch) -> RunRecord:
-    run = RunRecord(handle=launch.handle, spec_toml=to_toml(launch.request.spec), submitted_s=time.time(),
-                    is_submitted=False, path=record_path(launch.handle))
+    run = RunRecord(launch.handle, to_toml(launch.request.spec), time.time(), is_submitted=False,
+                    path=record_path(launch.handle))
     created: list[Resource] = []
     try:
         save_record(run)

@@ -91,7 +91,7 @@ def launch_lock(handle: RunHandle) -> Iterator[None]:
 def list_runs(context: str = "") -> RegistryContents:
     """Return all launched runs, or only those of one context of kubectl."""
     folder = registry_dir()
-    found = [(path, _read(path)) for path in (sorted(folder.glob("*.json")) if folder.is_dir() else [])]
+    found = [(path, _read(path)) for path in sorted(folder.glob("*.json"))]
     runs = [run for _, run in found if run and (not context or run.handle.where.get("context") == context)]
     return RegistryContents(runs=tuple(sorted(runs, key=lambda run: -run.submitted_s)),
                             broken=tuple(path for path, run in found if run is None))
@@ -175,10 +175,8 @@ def run_outcome(run_uri: str, since_s: float = 0.0) -> str | None:
         events = stored_events(open_store(run_uri.removeprefix("file://"), BRIEF_RETRY))
     except (EmbarkError, ImportError, OSError):
         return None
-    for event in reversed(events):
-        if event.kind == "end":
-            return str(event.values.get("outcome", "")) if event.time_s >= since_s else ""
-    return ""
+    return next((str(event.values.get("outcome", "")) for event in reversed(events)
+                 if event.kind == "end" and event.time_s >= since_s), "")
 
 
 NUM_EVENTS = 5
@@ -219,8 +217,8 @@ def run_status(run: RunRecord, shell: Shell, notify: Notify, *, is_hasty: bool =
     backend = backend_of(run.handle, shell, notify, is_hasty=is_hasty)
     status = backend.status(run.handle)
     if run.is_cancelled and status.state in ("failed", "lost", "restarting"):
-        status = replace(status, state="gone", reason="it had to be killed: its last checkpoint may be older",
-                         fix=f"its checkpoints are in {run.handle.run_uri}")
+        status = status.become("gone", "it had to be killed: its last checkpoint may be older",
+                               f"its checkpoints are in {run.handle.run_uri}")
     events: list[RunEvent] = []
     if status.state != "gone" and not is_hasty:
         try:
@@ -238,17 +236,18 @@ def list_statuses(shell: Shell, notify: Notify, *, context: str = "") -> RunStat
         try:
             row = run_status(run, shell, notify, is_hasty=True)
         except EmbarkError as error:  # one cluster that is away does not hide the others
-            row = replace(_make(run, Status(state="gone", reason=error.what, fix=error.fix)), state="unknown")
-        is_ambiguous = names.count(row.name) > 1
-        rows.append(replace(row, name=f"{row.name}@{location_hash(run.handle)}") if is_ambiguous else row)
+            row = replace(_make(run, Status("gone", error.what, error.fix)), state="unknown")
+        if names.count(row.name) > 1:
+            row = replace(row, name=f"{row.name}@{location_hash(run.handle)}")
+        rows.append(row)
     return RunStatusList(runs=tuple(rows), unreadable=found.broken)
 
 
 def _explain_gone(run: RunRecord, status: Status) -> Status:
     """Platforms forget finished jobs after a while; the run's own events do not."""
     if not run.is_submitted:
-        return replace(status, reason="its launch was interrupted before it was created",
-                       fix=f"launch it again, or embark cancel {run.handle.name}")
+        return status.become("gone", "its launch was interrupted before it was created",
+                             f"launch it again, or embark cancel {run.handle.name}")
     if run.is_cancelled:
         return replace(status, reason=f"cancelled; {status.reason}")
     outcome = run_outcome(run.handle.run_uri, run.submitted_s) if run.handle.run_uri else ""

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 import queue
 import shlex
 import signal
@@ -93,9 +92,7 @@ class LineStream:
     def __init__(self, words: Sequence[str], *, folder: Path | None = None, env: Mapping[str, str] | None = None,
                  is_merged: bool = False) -> None:
         self._err = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
-        with open(os.devnull, "rb") as nothing:
-            err = subprocess.STDOUT if is_merged else self._err
-            self._process = _start(words, nothing, subprocess.PIPE, err, folder, env)
+        self._process = _start(words, subprocess.DEVNULL, subprocess.STDOUT if is_merged else self._err, folder, env)
 
     @property
     def pid(self) -> int:
@@ -135,13 +132,10 @@ class LineStream:
 
 
 def _run(words: Sequence[str], stdin: str, timeout_s: float) -> CommandResult:
-    with tempfile.TemporaryFile() as given:
-        given.write(stdin.encode())
-        given.seek(0)
-        process = _start(words, given, subprocess.PIPE, subprocess.PIPE)
+    process = _start(words, subprocess.PIPE, subprocess.PIPE)
     out, err, has_timed_out = b"", b"", False
     try:
-        out, err = process.communicate(timeout=timeout_s)
+        out, err = process.communicate(stdin.encode(), timeout=timeout_s)
     except subprocess.TimeoutExpired:
         has_timed_out = True
         _end(process)
@@ -156,12 +150,12 @@ def _run(words: Sequence[str], stdin: str, timeout_s: float) -> CommandResult:
 
 
 def _start(
-    words: Sequence[str], stdin: IO[bytes], out: IO[bytes] | int, err: IO[bytes] | int, folder: Path | None = None,
+    words: Sequence[str], stdin: int, err: IO[bytes] | int, folder: Path | None = None,
     env: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start a program in its own session, so that Ctrl-C reaches it only through us."""
     try:
-        return subprocess.Popen(list(words), stdin=stdin, stdout=out, stderr=err, cwd=folder, env=env,
+        return subprocess.Popen(list(words), stdin=stdin, stdout=subprocess.PIPE, stderr=err, cwd=folder, env=env,
                                 start_new_session=True)
     except FileNotFoundError as error:
         raise UserError(f"{words[0]} is not installed, or not on PATH",
@@ -175,10 +169,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         if process.poll() is not None:
             return
         process.send_signal(number)
-        try:
+        with suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            continue
 
 
 class LineMultiplexer:

@@ -77,9 +77,9 @@ def status_of(states: Mapping[int, SupervisorState | None], names: Mapping[int, 
 
     ended_s = max((one.ended_s for one in known if one.code is not None), default=None)
     status = Status("running", replicas=replicas, since_s=since_s, ended_s=ended_s, num_restarts=num_restarts)
-    done = [one.ended_s for one in known if one.code == 0]
     lasted = format_duration(max(0.0, (ended_s or 0.0) - since_s)) if since_s else "a while"
-    if done:  # all ranks make the last save together, so where one has ended well, all have trained to the end
+    # All ranks make the last save together, so where one has ended well, all have trained to the end.
+    if any(one.code == 0 for one in known):
         return status.become("succeeded", f"took {lasted}")
     for index, one in sorted(states.items()):
         if one is not None and one.code not in (None, 0) and not one.was_stopped:

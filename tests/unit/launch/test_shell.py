@@ -38,10 +38,10 @@ def test_a_program_gets_its_text_and_says_how_it_ended():
 def test_one_that_takes_too_long_is_ended_even_if_it_does_not_want_to(tmp_path, monkeypatch):
     communicate, mark = subprocess.Popen.communicate, tmp_path / "up"
 
-    def communicate_once_it_is_up(process: subprocess.Popen, **options: float) -> tuple[bytes, bytes]:
+    def communicate_once_it_is_up(process: subprocess.Popen, *given: bytes, **options: float) -> tuple[bytes, bytes]:
         while not mark.exists():
             time.sleep(0.01)
-        return communicate(process, **options)
+        return communicate(process, *given, **options)
 
     monkeypatch.setattr(subprocess.Popen, "communicate", communicate_once_it_is_up)
     code = ("import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); "

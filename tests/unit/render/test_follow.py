@@ -196,7 +196,7 @@ def test_the_cluster_s_scripts_may_write_where_versions_are_published():
     assert "--bucket others" in files["storage.sh"]
 
 
-def test_servers_without_machines_of_their_own_are_said_before_the_cluster_is_paid():
+def test_servers_without_own_machines_are_said_before_eks_is_paid():
     script = files_of(*NATS, "place.cluster=create")["eks_cluster.sh"]
     assert script.index("the second server may find no room. serve.machine gives") < script.index("eksctl create cluster")
     assert "find no room" not in files_of(*NATS, "place.cluster=create", "serve.machine=c7i.xlarge")["eks_cluster.sh"]

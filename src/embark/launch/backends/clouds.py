@@ -157,8 +157,8 @@ class Cloud(CloudCommands, ABC):
 
     def placeholders(self) -> list[Machine]:
         """Return machines for a dry run, which creates none."""
-        names = enumerate(f"{self.job.name}-{index}" for index in range(self.job.num_nodes))
-        return [Machine(index, name, name, "running", name, name) for index, name in names]
+        names = [f"{self.job.name}-{index}" for index in range(self.job.num_nodes)]
+        return [Machine(index, name, name, "running", name, name) for index, name in enumerate(names)]
 
     def infrastructure(self) -> list[Resource]:
         return [self.resource(step) for step in self.steps() if step.what]
@@ -272,7 +272,7 @@ class Azure(Cloud):
         return [*azure.network_steps(self.job, self.location), Step("", (table_words("azure", "allow_ssh"),))]
 
     def machines(self) -> list[Machine]:
-        return super().machines() if self._is_there() else []
+        return super().machines() if self.ask("group").is_ok else []
 
     def machine(self, row: dict[str, Any]) -> Machine:
         name, power, phase = (str(row.get(key) or "") for key in ("name", "powerState", "provisioningState"))
@@ -296,11 +296,8 @@ class Azure(Cloud):
 
     def delete(self, machines: Sequence[Machine]) -> None:
         """Delete the complete resource group: a VM that is only shut down is still paid for."""
-        if self.shell.is_dry or self._is_there():
+        if self.shell.is_dry or self.ask("group").is_ok:
             self.change(azure.end_words())
-
-    def _is_there(self) -> bool:
-        return self.ask("group").is_ok
 
     def _own_address(self) -> str:
         """Return the address by which the internet sees this machine; Azure itself does not tell it."""

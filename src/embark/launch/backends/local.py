@@ -55,7 +55,7 @@ class Local(LaunchBackend):
 
     def submit(self, request: LaunchRequest) -> None:
         handle, folder = request.handle, request.handle.folder
-        command = self._command(handle, folder)
+        command = self._command(handle)
         if self._shell.is_dry:
             self._shell.change(command)
             return
@@ -73,8 +73,8 @@ class Local(LaunchBackend):
     def status(self, handle: RunHandle) -> Status:
         state = self._state(handle)
         if state.pid == 0:
-            return Status(state="gone", reason=f"{handle.name} was not started on this machine",
-                          fix="embark launch starts it")
+            return Status("gone", f"{handle.name} was not started on this machine",
+                          "embark launch starts it")
         status = status_of({0: state}, {0: f"process {state.pid}"}, handle.run_uri)
         if not state.is_lost:
             return status if state.code is None else replace(status, replicas=())
@@ -96,8 +96,8 @@ class Local(LaunchBackend):
         self._notify(f"stopping process {pid}; it saves a last checkpoint, within {format_duration(grace_s)}")
         if not self._wait(handle, lambda: not self._state(handle).is_alive, grace_s):
             self._supervise(handle, "kill")
-            killed = f"process {pid}, killed after its grace period, before it saved a last checkpoint"
-            return CancelResult((killed,), remains)
+            return CancelResult(
+                (f"process {pid}, killed after its grace period, before it saved a last checkpoint",), remains)
         return CancelResult((f"process {pid}",), remains)
 
     def _state(self, handle: RunHandle) -> SupervisorState:
@@ -110,13 +110,13 @@ class Local(LaunchBackend):
     def _supervise(self, handle: RunHandle, command: str, *rest: str) -> CommandResult:
         return self._shell.change([sys.executable, "-P", str(PROGRAM), command, str(handle.folder), *rest])
 
-    def _command(self, handle: RunHandle, folder: Path) -> list[str]:
-        train = ["-m", "embark", "train", str(folder / SPEC)]
+    def _command(self, handle: RunHandle) -> list[str]:
+        train = ["-m", "embark", "train", str(handle.folder / SPEC)]
         num_ranks = handle.where["num_ranks"]
         if num_ranks == 1:
             return [sys.executable, *train]
         return [sys.executable, "-m", "embark.torchrun", "--standalone", f"--nproc-per-node={num_ranks}",
-                f"--log-dir={folder / 'ranks'}", "--tee=3", *train]
+                f"--log-dir={handle.folder / 'ranks'}", "--tee=3", *train]
 
     def _line(self, raw: bytes) -> LogLine:
         stamp, _, text = raw.decode(errors="replace").partition(" ")

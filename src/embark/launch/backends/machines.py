@@ -101,22 +101,22 @@ class MachinesBackend(LaunchBackend):
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         """Stop the ranks after a last checkpoint, then delete the machines."""
-        folder, remains = handle.folder, (handle.checkpoints,)
         existing = self._existing(handle, self._job(handle)) if self._is_known(handle) else None
         if existing is not None:
             self._stop_ranks(handle, existing.hosts)
         if not self._shell.is_dry:  # before anything is deleted: a supervisor that looks now re-creates nothing
-            (folder / SUBMITTED).unlink(missing_ok=True)
+            (handle.folder / SUBMITTED).unlink(missing_ok=True)
         if existing is not None:
             existing.delete()
         if not self._shell.is_dry:
-            shutil.rmtree(folder, ignore_errors=True)
-        return CancelResult(existing.names, (*existing.remains, *remains)) if existing else CancelResult((), remains)
+            shutil.rmtree(handle.folder, ignore_errors=True)
+        names, remains = (existing.names, existing.remains) if existing else ((), ())
+        return CancelResult(names, (*remains, handle.checkpoints))
 
     def _inspect(self, handle: RunHandle) -> tuple[list[Host], Status]:
         if not self._is_known(handle):
-            return [], Status(state="gone", reason=f"the machines of {handle.name} were deleted, or never created",
-                              fix="embark launch creates them")
+            return [], Status("gone", f"the machines of {handle.name} were deleted, or never created",
+                              "embark launch creates them")
         return self._look(handle, self._job(handle))
 
     def _lost(self, handle: RunHandle, reason: str, status: Status, *, is_gone: bool, may_recreate: bool) -> Status:
@@ -127,18 +127,18 @@ class MachinesBackend(LaunchBackend):
         """
         since_s = submitted_s(handle)
         if since_s is None:
-            return replace(status, state="pending", reason="its launch was interrupted before all machines had the run",
-                           fix=f"embark cancel {handle.name}, then launch again")
+            return status.become("pending", "its launch was interrupted before all machines had the run",
+                                 f"embark cancel {handle.name}, then launch again")
         outcome = run_outcome(handle.run_uri, since_s) if is_gone else ""
         if outcome in ("done", "budget"):
-            return replace(status, state="succeeded", reason=f"{reason}, after it had finished ({outcome})",
-                           fix=f"embark cancel {handle.name}")
+            return status.become("succeeded", f"{reason}, after it had finished ({outcome})",
+                                 f"embark cancel {handle.name}")
         if not may_recreate:
-            return replace(status, state="failed", reason=reason, fix=f"embark cancel {handle.name} and embark launch: "
-                           f"it resumes from the last checkpoint in {handle.run_uri}")
+            return status.become("failed", reason, f"embark cancel {handle.name} and embark launch: it resumes from "
+                                                   f"the last checkpoint in {handle.run_uri}")
         if outcome is None:
-            return replace(status, state="lost", reason=f"{reason}; its events cannot be read from here, so whether it "
-                           "had finished is unknown", fix="pip install 'embark-rec[cloud]', or launch it again")
+            return status.become("lost", f"{reason}; its events cannot be read from here, so whether it had finished "
+                                         "is unknown", "pip install 'embark-rec[cloud]', or launch it again")
         return replace(status, state="lost", reason=reason, is_recoverable=True,
                        fix=f"embark launch {handle.name} --supervise re-creates what is lost and resumes the run")
 

@@ -65,8 +65,7 @@ def status_of(
     if state == "STOPPED":
         return status.become("gone", f"stopped after {took}", f"its checkpoints are in {handle.run_uri}")
     if state == "FAILED":
-        why = _why_failed(job, handle.name)
-        return status.become("failed", why.text, why.fix)
+        return status.become("failed", *_why_failed(job, handle.name))
     if state == "PENDING":
         return status.become("pending", str(job.get("message") or "Ray is starting it"))
     num_up, num_machines = sum(actor.get("state") == "ALIVE" for actor in now), handle.where["num_machines"]
@@ -194,10 +193,8 @@ class Ray(LaunchBackend):
             }},
         }
         request.record(Resource(f"the job {identity} of the Ray cluster {where}", f"embark cancel {handle.name}"))
-        sent = client.request("PUT", f"{where}/api/packages/gcs/{name}", package, body_name=f"{RAY_SCRIPT} and {SPEC}",
-                          content_type="application/octet-stream")
-        if not sent.is_ok:
-            raise client.error(sent, "accept the run's files")
+        client.request("PUT", f"{where}/api/packages/gcs/{name}", package, body_name=f"{RAY_SCRIPT} and {SPEC}",
+                       content_type="application/octet-stream", what="accept the run's files")
         response = client.request("POST", f"{where}/api/jobs/", json.dumps(job).encode(), body_name="the job")
         # A request that is repeated because its response was lost finds itself there already.
         if not response.is_ok and not self._job(handle):
@@ -206,9 +203,9 @@ class Ray(LaunchBackend):
     def status(self, handle: RunHandle) -> Status:
         job = self._job(handle)
         if job is None:
-            return Status(state="gone", reason=f"the Ray cluster {handle.where['context']} has no "
+            return Status("gone", f"the Ray cluster {handle.where['context']} has no "
                           f"{handle.where['id']}: it was deleted, or the cluster was restarted",
-                          fix=f"its checkpoints and events are in {handle.run_uri}")
+                          f"its checkpoints and events are in {handle.run_uri}")
         filters = ("filter_keys", "job_id"), ("filter_predicates", "="), ("filter_values", str(job.get("job_id")))
         # A job without a number has not begun.
         actors = self._rows(handle.where["context"], "actors", *filters) if job.get("job_id") else []
@@ -239,10 +236,7 @@ class Ray(LaunchBackend):
                    handle.checkpoints, Resource(f"the Ray cluster {where}", "not created by embark launch"))
         if not self._shell.is_dry and (self._job(handle) or {}).get("status") not in ACTIVE:
             return CancelResult((), remains)
-        client = self._client(where)
-        response = client.request("POST", f"{where}/{_path(handle)}/stop")
-        if not response.is_ok:
-            raise client.error(response, "stop it")
+        self._client(where).request("POST", f"{where}/{_path(handle)}/stop", what="stop it")
         self._notify(f"stopping the ranks; they save a last checkpoint, within {format_duration(grace_s)}")
         is_complete = self._wait(handle, lambda: (self._job(handle) or {}).get("status") not in ACTIVE,
                                  grace_s + END_MARGIN_S)

@@ -92,8 +92,7 @@ class Slurm(LaunchBackend):
                           f"embark watch {handle.run_uri} shows what it did")
         status = Status("running", since_s=_seconds(job, "StartTime"), num_restarts=int(job.get("Restarts", 0)))
         if state in WAITING:
-            why = self._why(job.get("Reason", ""))
-            return status.become("restarting" if status.num_restarts else "pending", *why)
+            return status.become("restarting" if status.num_restarts else "pending", *self._why(job.get("Reason", "")))
         if state in RUNNING:
             nodes = self._ask("scontrol", "show", "hostnames", job["NodeList"]).split() if job.get("NodeList") else []
             first = int(job.get("ArrayTaskId", 0))
@@ -103,8 +102,7 @@ class Slurm(LaunchBackend):
         if state == "COMPLETED":
             return status.become("succeeded")
         if state == "FAILED" and code:
-            reason = explain_exit(code)
-            return status.become("failed", reason.text, reason.fix)
+            return status.become("failed", *explain_exit(code))
         return status.become("failed", *self._why(state))
 
     def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:

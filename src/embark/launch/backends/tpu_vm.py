@@ -79,21 +79,21 @@ class TpuVm(MachinesBackend):
     def _look(self, handle: RunHandle, job: Job) -> tuple[list[Host], Status]:
         found = self._resource(handle, job)
         if found is None:
-            return [], Status(state="gone", reason=f"the queued resource {handle.where['object']} does not exist",
-                              fix="embark launch creates it")
+            return [], Status("gone", f"the queued resource {handle.where['object']} does not exist",
+                              "embark launch creates it")
         state = _state(found)
         if state == "FAILED":
-            return [], Status(state="failed", reason=f"Google refused the request: {_message(found) or 'no reason'}",
-                              fix=f"embark cancel {handle.name}, then another place.zone, or spot, or later")
+            return [], Status("failed", f"Google refused the request: {_message(found) or 'no reason'}",
+                              f"embark cancel {handle.name}, then another place.zone, or spot, or later")
         if state in PREEMPTED:
-            return [], self._lost(handle, f"its TPUs were preempted ({state})", Status(state="lost"), is_gone=True,
+            return [], self._lost(handle, f"its TPUs were preempted ({state})", Status("lost"), is_gone=True,
                                   may_recreate=True)
         if state != "ACTIVE":
-            return [], Status(state="pending", reason=f"{WAITING.get(state, 'the request is not active')} ({state})")
+            return [], Status("pending", f"{WAITING.get(state, 'the request is not active')} ({state})")
         hosts = self._hosts(handle, job)
         states = self._ssh.states(hosts)
         if all(one is None or one == SupervisorState() for one in states.values()):
-            return hosts, Status(state="pending", reason="its hosts are booting")
+            return hosts, Status("pending", "its hosts are booting")
         return hosts, status_of(states, names_of(hosts), handle.run_uri)
 
     def _hosts(self, handle: RunHandle, job: Job) -> list[Host]:

@@ -103,9 +103,9 @@ class Vertex(LaunchBackend):
     def status(self, handle: RunHandle) -> Status:
         job = self._job(handle)
         if job is None:
-            return Status(state="gone", reason=f"Vertex AI has no job with the label {self._label(handle)} in "
+            return Status("gone", f"Vertex AI has no job with the label {self._label(handle)} in "
                           f"{handle.where['context']}: it was deleted",
-                          fix=f"its checkpoints and events are in {handle.run_uri}")
+                          f"its checkpoints and events are in {handle.run_uri}")
         events: list[RunEvent] = []
         try:
             events = self.events(handle)
@@ -190,11 +190,8 @@ class Vertex(LaunchBackend):
         client = self._client("Cloud Logging", url, f"{LOGIN}; reading logs needs roles/logging.viewer")
 
         def page(query: dict[str, Any]) -> Any:
-            response = client.request("POST", f"{url}/v2/entries:list", json.dumps(query).encode(),
-                                     body_name="the log filter")
-            if not response.is_ok:
-                raise client.error(response, "return the log")
-            return response.json()
+            return client.request("POST", f"{url}/v2/entries:list", json.dumps(query).encode(),
+                                  body_name="the log filter", what="return the log").json()
 
         return _pages(page, "entries", {"resourceNames": [f"projects/{handle.where['project']}"], "filter": condition,
                                         "orderBy": "timestamp asc", "pageSize": PAGE})
@@ -260,8 +257,7 @@ def status_of(job: Mapping[str, Any], events: Sequence[RunEvent], *, num_nodes: 
         found = explain_message(error or word, region=region, project=project)
         return status.become("failed", found.text, found.fix or "embark logs says why")
     if state == "pending":
-        why = _why_pending(word, error, events, region=region, project=project)
-        return status.become("pending", why.text, why.fix)
+        return status.become("pending", *_why_pending(word, error, events, region=region, project=project))
     if state == "running" and num_restarts:
         return status.become("running", f"restarted {pluralize(num_restarts, 'time')}: {taken[-1].text}")
     return status
@@ -276,8 +272,7 @@ def entry_line(entry: Mapping[str, Any]) -> LogLine:
     task = _task(entry)
     match = _TASK.fullmatch(task)
     index = None if match is None else (0 if match[1] == "0" else 1) + int(match[2])
-    at_ns = time_ns(str(entry.get("timestamp", "")))
-    return LogLine.of(at_ns, task or "vertex", _message(entry), index)
+    return LogLine.of(time_ns(str(entry.get("timestamp", ""))), task or "vertex", _message(entry), index)
 
 
 def entry_event(entry: Mapping[str, Any]) -> RunEvent:

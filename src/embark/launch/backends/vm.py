@@ -77,7 +77,7 @@ class Vm(MachinesBackend):
         cloud = self._cloud(handle, job)
         machines = {machine.index: machine for machine in cloud.machines()}
         if not machines and submitted_s(handle) is None:
-            return [], Status(state="gone", reason=f"{handle.name} has no machines", fix="embark launch creates them")
+            return [], Status("gone", f"{handle.name} has no machines", "embark launch creates them")
         hosts = [cloud.host(machine) for machine in machines.values() if machine.state == "running"]
         states: dict[int, SupervisorState | None] = dict.fromkeys(range(job.num_nodes))
         states.update(self._ssh.states(hosts))
@@ -194,7 +194,7 @@ def _with_machines(status: Status, machines: Mapping[int, Machine]) -> Status:
             replica = Replica(replica.name, replica.index, machine.state, machine.why)
         replicas.append(replica)
     if any(replica.state == "starting" for replica in replicas):
-        status = replace(status, state="pending", reason="its machines are starting")
+        status = status.become("pending", "its machines are starting")
     return replace(status, replicas=tuple(replicas))
 
 
@@ -205,7 +205,7 @@ def _with_fewer(lost: Status, job: Job, gone: Sequence[int]) -> Status:
         return lost
     reason = f"{lost.reason}; the others train on, {num_left} of {pluralize(job.num_nodes, 'machine')}"
     # What was created on demand stays gone until the run is launched again, and the run has not failed.
-    return replace(lost, reason=reason) if lost.state == "lost" else replace(lost, state="running", reason=reason)
+    return replace(lost, state="lost" if lost.state == "lost" else "running", reason=reason)
 
 
 def _with_cost(handle: RunHandle, status: Status, num_up: int, num_nodes: int) -> Status:

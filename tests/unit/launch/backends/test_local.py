@@ -181,7 +181,7 @@ def test_a_dry_run_says_the_command_and_leaves_nothing(tmp_path, capsys):
 
 
 def test_a_run_saves_and_ends_with_its_supervisor(tmp_path, monkeypatch):
-    monkeypatch.setattr(Local, "_command", lambda self, handle, folder: SAVES)
+    monkeypatch.setattr(Local, "_command", lambda self, handle: SAVES)
     handle = launched("orphan")
     folder = Path(str(handle.where["folder"]))
     until(lambda: b"up" in (folder / "log").read_bytes())
@@ -193,7 +193,7 @@ def test_a_run_saves_and_ends_with_its_supervisor(tmp_path, monkeypatch):
 
 
 def test_a_cancel_that_has_to_kill_ends_every_process(tmp_path, monkeypatch):
-    monkeypatch.setattr(Local, "_command", lambda self, handle, folder: DEAF)
+    monkeypatch.setattr(Local, "_command", lambda self, handle: DEAF)
     handle = launched("deaf", "place.grace_s=0.3")
     until(lambda: Path("rank").exists() and Path("rank").read_text())
     rank = int(Path("rank").read_text())
@@ -204,7 +204,7 @@ def test_a_cancel_that_has_to_kill_ends_every_process(tmp_path, monkeypatch):
 
 
 def test_of_two_launches_at_once_one_wins(tmp_path, monkeypatch):
-    monkeypatch.setattr(Local, "_command", lambda self, handle, folder: SAVES)
+    monkeypatch.setattr(Local, "_command", lambda self, handle: SAVES)
     specs = [load_spec("laptop", ["name=twice", *SMALL, f"train.learning_rate={rate}"]) for rate in (0.1, 0.2)]
     prepared = [prepare_launch(spec, Shell(), print) for spec in specs]
     run = submit_launch(prepared[0])

@@ -92,9 +92,9 @@ class Kubernetes(LaunchBackend):
     def status(self, handle: RunHandle) -> Status:
         job = self._find(handle)
         if job is None:
-            return Status(state="gone", reason=f"{self._title(handle)} is not in namespace "
+            return Status("gone", f"{self._title(handle)} is not in namespace "
                           f"{handle.where['namespace']}: it was deleted, or removed a day after it ended",
-                          fix=f"its checkpoints and events are in {handle.run_uri}")
+                          f"its checkpoints and events are in {handle.run_uri}")
         found, label = self._kind(handle).read(job), self._kind(handle).job_label
         has_jobs = bool(label) and failed_condition(found.get("status", {})) is not None
         jobs = self._kubectl(handle).items("jobs.batch", f"{label}={self._object(handle)}") if has_jobs else []

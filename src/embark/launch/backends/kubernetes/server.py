@@ -111,8 +111,8 @@ class KubernetesServer(Kubernetes):
             found, self._pods(handle), self.events(handle), least=handle.where["min_replicas"])
 
     def _gone(self, handle: RunHandle) -> Status:
-        return Status(state="gone", reason=f"{self._title(handle)} is not in namespace {handle.where['namespace']}",
-                      fix="embark launch starts it")
+        return Status("gone", f"{self._title(handle)} is not in namespace {handle.where['namespace']}",
+                      "embark launch starts it")
 
     def cancel(self, handle: RunHandle) -> CancelResult:
         kubectl = self._kubectl(handle)
