@@ -55,6 +55,9 @@ ML = {
     "online-endpoint update": ([], {"--file": "value", "--name": "value", "--no-wait": "bool", "--set": "list",
                                     "--traffic": "value"}),
 }
+WORKSPACE = {"--resource-group": "value", **dict.fromkeys((
+    "--application-insights", "--container-registry", "--description", "--display-name", "--file", "--key-vault",
+    "--location", "--name"), "value"), "--no-wait": "bool", "--storage-account": "value", "--tags": "list"}
 ML_SOURCE = "https://learn.microsoft.com/cli/azure/ml"
 """Extensions, which cannot be installed beside the generator: from their reference."""
 AMLFS_SOURCE = "https://learn.microsoft.com/cli/azure/amlfs"
@@ -99,6 +102,8 @@ def main() -> None:
         common = {"--resource-group": "value", "--workspace-name": "value"}
         short = {"-f": "--file", "-n": "--name", "-g": "--resource-group", "-w": "--workspace-name", "-y": "--yes"}
         lines += _lines(f"ml {name}", [*common, *required], [], {**common, **flags}, short, ML_SOURCE)
+    lines += _lines("ml workspace create", ["--resource-group"], [], WORKSPACE, {
+        "-f": "--file", "-n": "--name", "-g": "--resource-group", "-l": "--location"}, f"{ML_SOURCE}/workspace")
     TARGET.write_text("\n".join(lines))
 
 
