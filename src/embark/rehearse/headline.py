@@ -7,6 +7,7 @@ from embark.rehearse.account import Record
 
 WAITS = ("sleep ", "kubectl wait ", "kubectl rollout ", "kubectl logs ")
 """Commands whose failure is a symptom of what they wait for."""
+NEVER_ENDS = "waits for ever"  # What the session says of a program that it had to end.
 NOTE = re.compile(r"^\+ |^The job goes on;| USD an hour")  # Commands that a script shows, and what it costs.
 
 
@@ -22,11 +23,12 @@ def find_headline(output: str, records: Sequence[Record], causes: Sequence[str])
     shown = [one for one in records if one.code == 0 or _last_line(one) in lines]
     last = next((one for one in reversed(shown) if one.code), None)
     if last is None or _last_line(last) not in lines[-2:]:
-        return causes[0] if causes else said, None
+        more = f" ({said})" if NEVER_ENDS in said else ""
+        return f"{causes[0]}{more}" if causes else said, None
     # A command that was given the missing answer of another fails after it.
     while (before := shown.index(last) - 1) >= 0 and shown[before].code:
         last = shown[before]
-    error = " ".join(line.strip() for line in last.error.splitlines() if line.strip())
+    error = " ".join(last.error.split())
     # A wait for one object is explained by that object's cause if it has one.
     named = {word.rpartition("/")[2] for word in last.words}
     causes = sorted(causes, key=lambda one: one.split()[1].rstrip(":") not in named)

@@ -27,6 +27,8 @@ def test_a_probe_whose_message_is_thrown_away_does_not_count():
 def test_the_controller_explains_a_script_that_waited():
     for said in ("not all pods have started", "initiated scaling of nodegroup"):  # The last words are no reason.
         assert find_headline(f"{said}\n", [PROBE], [WAITING])[0] == WAITING
+    said = "tail -f log waits for ever: nothing in the account will end it"
+    assert find_headline(f"{said}\n", [], [WAITING])[0] == f"{WAITING} ({said})"
     late = record("error: timed out waiting for the condition", "wait", "job/dlrm")
     headline, last = find_headline(f"{late.error}\n", [late], [WAITING])
     assert (headline, last) == (WAITING, late)

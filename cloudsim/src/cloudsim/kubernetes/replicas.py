@@ -126,7 +126,7 @@ def _limits(thing: Object, wanted: int) -> tuple[int, int]:
     return surge, max(missing, 0 if surge else 1)
 
 
-def _metric_error(cluster: Cluster, metric: Object, target: Object) -> str:
+def _metric_error(cluster: Cluster, metric: Any, target: Object) -> str:
     """Return why the autoscaler does not know a metric of its target, or an empty text."""
     if metric.get("type") != "Resource":
         what = at(metric, f"{str(metric.get('type')).lower()}.metric.name")

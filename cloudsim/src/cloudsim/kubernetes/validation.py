@@ -230,7 +230,7 @@ def _queue(thing: Object) -> Iterator[str]:
     for index, group in enumerate(rows(thing, "spec.resourceGroups")):
         where, covered = f"spec.resourceGroups[{index}]", group.get("coveredResources") or []
         for flavor in rows(group, "flavors"):
-            names = [one.get("name") for one in rows(flavor, "resources")]
+            names = [f"{one.get('name')}" for one in rows(flavor, "resources")]
             if names != covered:
                 yield (f"{where}: Invalid value: flavors must have the same number of resources as the "
                        f"coveredResources, in their order: {flavor.get('name')} has {', '.join(names)}, and "
