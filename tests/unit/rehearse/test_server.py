@@ -59,7 +59,7 @@ def test_a_service_that_leads_nowhere_is_found(models):
     text = text_of()
     assert not prepared(models, text.replace("targetPort: http", "targetPort: web")).service.is_ok
     for old, new, why in (('- --port\n        - "8000"', '- --port\n        - "8080"', "the program listens on 8080"),
-                          ("path: /v2/health/live\n            port: http", "path: /v2/health/live\n            port: 80",
+                          ("/v2/health/live\n            port: http", "/v2/health/live\n            port: 80",
                            "livenessProbe failed: dial tcp :80"),
                           ('- "0.0.0.0"', '- "127.0.0.1"', "the program listens on 127.0.0.1 alone")):
         assert old in text

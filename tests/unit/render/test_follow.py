@@ -198,7 +198,8 @@ def test_the_cluster_s_scripts_may_write_where_versions_are_published():
 
 def test_servers_without_own_machines_are_said_before_eks_is_paid():
     script = files_of(*NATS, "place.cluster=create")["eks_cluster.sh"]
-    assert script.index("the second server may find no room. serve.machine gives") < script.index("eksctl create cluster")
+    warning = script.index("the second server may find no room. serve.machine gives")
+    assert warning < script.index("eksctl create cluster")
     assert "find no room" not in files_of(*NATS, "place.cluster=create", "serve.machine=c7i.xlarge")["eks_cluster.sh"]
 
 

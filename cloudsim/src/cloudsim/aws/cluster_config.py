@@ -12,6 +12,7 @@ from cloudsim.aws.ec2 import machine_type
 from cloudsim.aws.iam import POLICY_VERSIONS, policy_error
 from cloudsim.kubernetes.validation import label_error
 from cloudsim.state import Refusal, schema_error, versions_sold
+from embark.kubernetes.objects import at
 
 MIN_ZONES = 2
 STACK_NAME = re.compile("[a-zA-Z][-a-zA-Z0-9]*")
@@ -41,12 +42,12 @@ class ClusterConfig:
     @property
     def has_metrics_server(self) -> bool:
         """Whether metrics-server is installed: eksctl does it by default since 0.201."""
-        is_default = not (self.raw.get("addonsConfig") or {}).get("disableDefaultAddons")
+        is_default = not at(self.raw, "addonsConfig.disableDefaultAddons")
         return is_default or "metrics-server" in self.addons
 
     @property
     def identities(self) -> list[dict[str, Any]]:
-        return list((self.raw.get("iam") or {}).get("podIdentityAssociations") or ())
+        return list(at(self.raw, "iam.podIdentityAssociations") or ())
 
     @property
     def gives_roles(self) -> bool:
@@ -54,12 +55,12 @@ class ClusterConfig:
         own = [one for one in self.raw.get("addons") or () if one["name"] == "aws-ebs-csi-driver"]
         roles = ("podIdentityAssociations", "wellKnownPolicies", "attachPolicyARNs", "attachPolicy",
                  "serviceAccountRoleARN", "useDefaultPodIdentityAssociations")
-        return bool((self.raw.get("addonsConfig") or {}).get("autoApplyPodIdentityAssociations")) or any(
+        return bool(at(self.raw, "addonsConfig.autoApplyPodIdentityAssociations")) or any(
             one.get(role) for one in own for role in roles)
 
     @property
     def has_nat(self) -> bool:
-        return bool(((self.raw.get("vpc") or {}).get("nat") or {}).get("gateway", "Single") != "Disable")
+        return bool(at(self.raw, "vpc.nat.gateway") != "Disable")
 
 
 def read_config(account: AwsAccount, call: Call, path: str) -> ClusterConfig:

@@ -49,7 +49,7 @@ class EksCloud:
         return bucket_error(self.account, uri, *self._identity(namespace, service_account), write=write)
 
     def volume(self, volume: Manifest, pool: NodePool) -> VolumeFacts | str:
-        csi = (volume.get("spec") or {}).get("csi") or {}
+        csi = at(volume, "spec.csi") or {}
         driver = str(csi.get("driver"))
         addon = facts()["eks"]["drivers"].get(driver)
         if addon is None or addon not in self.addons:
@@ -70,7 +70,7 @@ class EksCloud:
                 or self.network.group not in found.attributes["groups"]:
             return f"{failed}mount.lustre: mount {source} failed: Connection timed out"
         # The driver's fsGroupPolicy is ReadWriteOnceWithFSType: the volume must have that access mode and a type.
-        modes = (volume.get("spec") or {}).get("accessModes") or []
+        modes = at(volume, "spec.accessModes") or []
         takes_group = bool(csi.get("fsType")) and bool({"ReadWriteOnce", "ReadWriteOncePod"} & set(modes))
         return VolumeFacts(fsx.folder_of(self.account, found), takes_fs_group=takes_group, fetches=True)
 

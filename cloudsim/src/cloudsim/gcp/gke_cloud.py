@@ -6,6 +6,7 @@ from cloudsim.gcp.registry import pull_error
 from cloudsim.gcp.storage import bucket_folder, volume_folder
 from cloudsim.kubernetes.cloud import Manifest, NodePool, VolumeFacts
 from cloudsim.state import Resource
+from embark.kubernetes.objects import at
 
 FILE_SYSTEMS = {"filestore.csi.storage.gke.io": "filestore", "lustre.csi.storage.gke.io": "lustre"}
 
@@ -26,7 +27,7 @@ class GkeCloud:
         name = uri.removeprefix("gs://").partition("/")[0]
         if self._project.resources.find("bucket", name) is None:
             return f"404 from Cloud Storage: The specified bucket does not exist. ({uri})"
-        pool = next((one for one in self._pools() if str((pod.get("spec") or {}).get("nodeName", ""))
+        pool = next((one for one in self._pools() if str(at(pod, "spec.nodeName") or "")
                      .startswith(f"{one.attributes['pool']}-")), None)
         what, resource = "write" if write else "read", f"buckets/{name}"
         for member in self._members(namespace, service_account, pool):
@@ -39,7 +40,7 @@ class GkeCloud:
                 f"object. Permission '{verb}' denied on resource (or it may not exist). ({uri})")
 
     def volume(self, volume: Manifest, pool: NodePool) -> VolumeFacts | str:
-        csi = (volume.get("spec") or {}).get("csi") or {}
+        csi = at(volume, "spec.csi") or {}
         kind = FILE_SYSTEMS.get(str(csi.get("driver")))
         if kind is None:
             return f"MountVolume.MountDevice failed: driver {csi.get('driver')} mounts no file system of this account"
