@@ -47,7 +47,7 @@ _SHIMS = {"python": "", "python3": "", "torchrun": "-m torch.distributed.run", "
 _PORT = re.compile(r"(?P<host>[\w.-]+):(?P<port>\d{2,5})\b")
 _HOST_WORD = re.compile(r"(--master[-_]addr(?:=|\s+))([\w.-]+)")
 _PORT_WORD = re.compile(r"((?:--[a-z_-]*port|\bMASTER_PORT)(?:=|\s+))([1-9]\d+)")
-_PORT_VARIABLES = ("MASTER_PORT", "PET_MASTER_PORT")
+_PORT_VARIABLES = ("MASTER_PORT", "PET_MASTER_PORT", "PORT")
 CHANGES = (
     Change("pods", "containers of the image", f"processes of {sys.executable} on this machine, as its user"),
     Change("names of pods", "those that a Service makes resolvable", f"{LOOPBACK}, and a free port for each"),
