@@ -1,120 +1,296 @@
-"""How far a spec without any [train] key is from the best of so many tuned trials, on small sets.
+"""How well a spec that says only what the data is learns, beside logistic regression and LightGBM on the same rows.
 
-    python bench/defaults.py FOLDER --out /tmp/defaults [--trials 30] [--seeds 1 2 3] [--only criteo-kaggle]
+    pip install --target /tmp/peers scikit-learn lightgbm
+    PYTHONPATH=/tmp/peers python bench/defaults.py RAW --out /tmp/defaults [--half choose] [--only adult] [--seeds 1 2 3]
 
-FOLDER holds criteo_kaggle_first10k.txt, criteo_1tb_day0_10k.txt and movietweetings_ratings.dat; the fourth set is
-generated, with heavy tails. Trials are those of `embark tune` and are chosen by validation rows; the AUC shown is of
-test rows, which none has seen: of the best trial, of its settings with several seeds, and of the defaults with the same
-seeds. Its standard error (Hanley and McNeil) says how well so few rows tell settings apart.
+RAW holds the files that SETS names, by their public names:
+  adult-train.csv, adult-test.csv, phoneme.csv, mammography.csv     github.com/jbrownlee/Datasets
+  Churn_Modelling.csv, GermanCredit.csv                             github.com/selva86/datasets
+  HR_comma_sep.csv, telco.csv (WA_Fn-UseC_-Telco-Customer-Churn)    github.com/aiplanethub/Datasets
+  UCI_Credit_Card.csv, cardio_train.csv                             github.com/rakibRME/ML-Data-Sets
+  bank-full.csv                                       github.com/tule2236/SupervisedML_on_Bank_Marketing
+  magic-train.csv, magic-test.csv (data/train.csv, data/test.csv)   github.com/garyForeman/MAGIC-Gamma
+  spambase.data                                                     github.com/gustavowr/machine_learning
+  hotel_bookings.csv                                                github.com/mfarris/hotel_data
+  ml-100k.inter, ml-100k.item, ml-100k.user                         github.com/RUCAIBox/RecBole
+  criteo_kaggle_first10k.txt, criteo_1tb_day0_10k.txt               the first 10,000 rows of Criteo's two releases
+  movietweetings_ratings.dat                                        MovieTweetings 100K
+
+Each set becomes three files, for training, validation and test: by time where rows have one, else at random by a fixed
+seed; a set has at most 50,000 rows. The spec names the files and the label. The two halves were fixed before any result
+was seen: rules are chosen on the half `choose`, and `report` is measured with them once.
+
+Logistic regression has standardized numbers with a flag for missing ones and one-hot ids, its strength of
+regularization chosen on the validation rows. LightGBM has its defaults and native categories. Columns that are a
+different value in nearly every row are left out for both. Test AUC is a mean over seeds; `se` is the standard error
+of an AUC of so many rows (Hanley and McNeil). `alive`: the units of the bottom MLP that are not the same on all test
+rows, as a share, of the seed with the fewest. `least`: the column with the lowest importance (the drop of the AUC when
+it is permuted) among those with at least 5 % of LightGBM's gain.
 """
 
 import argparse
 import json
 import math
 import statistics
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
-from embark import TuneRequest, evaluate, prepare_data, train, tune
-from embark.run.evaluate_run import EvaluationResult
-from embark.spec import RunSpec, resolve
-
-CRITEO = {"format": "criteo", "test_fraction": 0.4}
-RATINGS = {"format": "csv", "delimiter": "::", "header": False, "column_names": ["user", "item", "rating", "time"],
-           "label_above": 7.0, "sparse_columns": ["user", "item"], "ignored_columns": ["time"], "test_fraction": 0.2}
-TAILS = {"format": "parquet", "test_fraction": 0.4}
-SETS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "criteo-kaggle": ("criteo_kaggle_first10k.txt", CRITEO, {"eval_fraction": 0.2}),
-    "criteo-1tb": ("criteo_1tb_day0_10k.txt", CRITEO, {"eval_fraction": 0.2}),
-    "movietweetings": ("movietweetings_ratings.dat", RATINGS,
-                       {"eval_fraction": 0.2, "label": "rating", "dense_columns": []}),
-    "heavy-tails": ("", TAILS, {"eval_fraction": 0.1, "dense_columns": [f"dense_{i}" for i in range(13)]}),
+MOST_ROWS = 50_000
+HALVES = {
+    "choose": ("adult", "telco", "credit-default", "magic", "hr", "german", "criteo-kaggle", "ml-100k", "phoneme"),
+    "report": ("churn", "bank", "cardio", "spambase", "hotel", "mammography", "criteo-1tb", "movietweetings"),
 }
-TAILS_ROWS = 200_000
+WITH_IDS = ("criteo-kaggle", "ml-100k", "criteo-1tb", "movietweetings")
+"""Sets where ids matter; the others are tables of numbers and words."""
+ADULT = ("age", "workclass", "fnlwgt", "education", "education_num", "marital_status", "occupation", "relationship",
+         "race", "sex", "capital_gain", "capital_loss", "hours_per_week", "native_country", "income")
+CRITEO = [f"C{i}" for i in range(1, 27)]
+IDS: dict[str, list[str]] = {
+    "ml-100k": ["user_id", "item_id", "zip_code", "release_year"], "movietweetings": ["user", "item"],
+    "criteo-kaggle": CRITEO, "criteo-1tb": CRITEO}
+"""Columns whose numbers are ids, for the peers; other columns of numbers are numbers to them."""
 
 
-def spec_of(name: str, folder: Path, out: Path, seed: int = 1) -> RunSpec:
-    """A spec that says what the data is, and nothing of how to train. `seed` is that of the split."""
-    file, prepare, columns = SETS[name]
-    source = folder / file if file else generate(out / f"heavy-tails-{seed}.parquet", seed)
-    path = out / f"{name}-{seed}-data"
-    data = {"kind": "prepared", "path": str(path), "seed": seed, **columns,
-            "prepare": {"input": str(source), "num_workers": 1, **prepare}}
-    spec = resolve({"name": name, "data": data, "place": {"device": "cpu"}, "store": {"root": str(out)},
-                    "watch": {"tensorboard": False, "every": 1000}})
-    if not path.exists():
-        prepare_data(spec, path)
+def _labelled(frame: pd.DataFrame, column: str, one: object) -> pd.DataFrame:
+    label = (frame[column] == one).astype(int)
+    return frame.drop(columns=column).assign(label=label)
+
+
+def _adult(raw: Path) -> pd.DataFrame:
+    rows = pd.concat([pd.read_csv(raw / f"adult-{part}.csv", header=None, names=list(ADULT), skipinitialspace=True,
+                                  na_values="?") for part in ("train", "test")])
+    rows["income"] = rows["income"].str.rstrip(".")
+    return _labelled(rows, "income", ">50K")
+
+
+def _magic(raw: Path) -> pd.DataFrame:
+    return _labelled(pd.concat([pd.read_csv(raw / f"magic-{part}.csv") for part in ("train", "test")]), "class", "g")
+
+
+def _hotel(raw: Path) -> pd.DataFrame:
+    rows = pd.read_csv(raw / "hotel_bookings.csv")
+    month = pd.to_datetime(rows["arrival_date_month"], format="%B").dt.month
+    order = np.lexsort((rows["arrival_date_day_of_month"], month, rows["arrival_date_year"]))
+    return _labelled(rows.drop(columns=["reservation_status", "reservation_status_date"]), "is_canceled", 1).iloc[order]
+
+
+def _movielens(raw: Path) -> pd.DataFrame:
+    parts = [pd.read_csv(raw / f"ml-100k.{part}", sep="\t") for part in ("inter", "user", "item")]
+    for part in parts:
+        part.columns = [name.split(":")[0] for name in part.columns]
+    rows = parts[0].merge(parts[1], on="user_id").merge(parts[2], on="item_id").sort_values("timestamp", kind="stable")
+    rows["genres"] = rows.pop("class").str.replace(" ", "|")
+    return rows.assign(label=(rows["rating"] > 3).astype(int)).drop(columns=["rating", "timestamp", "movie_title"])
+
+
+def _tweetings(raw: Path) -> pd.DataFrame:
+    rows = pd.read_csv(raw / "movietweetings_ratings.dat", sep="::", engine="python", header=None,
+                       names=["user", "item", "rating", "time"]).sort_values("time", kind="stable")
+    return rows.tail(MOST_ROWS).assign(label=(rows["rating"] > 7).astype(int)).drop(columns=["rating", "time"])
+
+
+def _criteo(raw: Path, file: str) -> pd.DataFrame:
+    names = ["label", *(f"I{i}" for i in range(1, 14)), *CRITEO]
+    return pd.read_csv(raw / file, sep="\t", header=None, names=names, dtype=dict.fromkeys(CRITEO, str))
+
+
+SETS = {
+    "adult": _adult,
+    "churn": lambda raw: _labelled(pd.read_csv(raw / "Churn_Modelling.csv"), "Exited", 1),
+    "telco": lambda raw: _labelled(pd.read_csv(raw / "telco.csv", na_values=" "), "Churn", "Yes"),
+    "bank": lambda raw: _labelled(pd.read_csv(raw / "bank-full.csv"), "y", "yes"),
+    "german": lambda raw: _labelled(pd.read_csv(raw / "GermanCredit.csv"), "credit_risk", 1),
+    "credit-default": lambda raw: _labelled(pd.read_csv(raw / "UCI_Credit_Card.csv"), "default.payment.next.month", 1),
+    "cardio": lambda raw: _labelled(pd.read_csv(raw / "cardio_train.csv", sep=";"), "cardio", 1),
+    "magic": _magic,
+    "spambase": lambda raw: _labelled(pd.read_csv(raw / "spambase.data").rename(columns=lambda n: n.strip())
+                                      .pipe(lambda rows: rows.rename(columns={rows.columns[-1]: "spam"})), "spam", 1),
+    "hr": lambda raw: _labelled(pd.read_csv(raw / "HR_comma_sep.csv"), "left", 1),
+    "hotel": _hotel,
+    "phoneme": lambda raw: _labelled(
+        pd.read_csv(raw / "phoneme.csv", header=None, names=[*(f"v{i}" for i in range(1, 6)), "y"]), "y", 1),
+    "mammography": lambda raw: _labelled(
+        pd.read_csv(raw / "mammography.csv", header=None, names=[*(f"v{i}" for i in range(1, 7)), "y"]), "y", "'1'"),
+    "ml-100k": _movielens,
+    "movietweetings": _tweetings,
+    "criteo-kaggle": lambda raw: _criteo(raw, "criteo_kaggle_first10k.txt"),
+    "criteo-1tb": lambda raw: _criteo(raw, "criteo_1tb_day0_10k.txt"),
+}
+BY_ORDER = ("hotel", "ml-100k", "movietweetings", "criteo-kaggle", "criteo-1tb")
+"""Sets whose rows are in the order of time."""
+PARTS = ("train", "validation", "test")
+
+
+def write_files(name: str, raw: Path, folder: Path) -> list[pd.DataFrame]:
+    """Split a set into three files, once, and return their rows."""
+    rows = SETS[name](raw).reset_index(drop=True)
+    if name not in BY_ORDER:
+        rows = rows.sample(frac=1, random_state=np.random.RandomState(0)).head(MOST_ROWS)
+    ends = (round(0.64 * len(rows)), round(0.8 * len(rows)), len(rows))
+    parts = [rows[start:stop] for start, stop in zip((0, *ends), ends, strict=False)]
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, chunk in zip(PARTS, parts, strict=True):
+        if not (folder / f"{part}.csv").exists():
+            chunk.to_csv(folder / f"{part}.csv", index=False)
+    return parts
+
+
+def peers_of(name: str, parts: list[pd.DataFrame]) -> dict[str, Any]:
+    """Return the test AUC of logistic regression and of LightGBM, and LightGBM's shares of gain by column."""
+    import lightgbm
+    from sklearn.compose import ColumnTransformer
+    from sklearn.impute import SimpleImputer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import roc_auc_score
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import OneHotEncoder, StandardScaler
+
+    train, validation, test = (part.drop(columns="label") for part in parts)
+    labels = [part["label"].to_numpy() for part in parts]
+    numbers = [column for column in train if column not in IDS.get(name, ())
+               and pd.api.types.is_numeric_dtype(train[column])]
+    words = [column for column in train if column not in numbers]
+    unique = [column for column in train if train[column].nunique() > 0.95 * len(train)
+              and (column in words or pd.api.types.is_integer_dtype(train[column]))]
+    numbers, words = ([column for column in some if column not in unique] for some in (numbers, words))
+    scores = []
+    for part in (train, validation, test):
+        part[words] = part[words].astype(object).fillna("missing").astype(str)
+    for strength in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0):
+        model = make_pipeline(
+            ColumnTransformer([
+                ("numbers", make_pipeline(SimpleImputer(strategy="mean", add_indicator=True), StandardScaler()), numbers),
+                ("words", OneHotEncoder(handle_unknown="ignore", min_frequency=2), words)]),
+            LogisticRegression(C=strength, max_iter=1000)).fit(train, labels[0])
+        scores.append([roc_auc_score(label, model.predict_proba(rows)[:, 1])
+                       for label, rows in zip(labels[1:], (validation, test), strict=True)])
+    logistic = max(scores)[1]
+    kinds = {column: pd.CategoricalDtype(sorted(set(train[column]))) for column in words}
+    trees = lightgbm.LGBMClassifier(verbose=-1, num_threads=2, importance_type="gain")
+    trees.fit(train[numbers + words].astype(kinds).rename(columns=_plain), labels[0])
+    boosted = roc_auc_score(labels[2], trees.predict_proba(
+        test[numbers + words].astype(kinds).rename(columns=_plain))[:, 1])
+    gains = trees.feature_importances_ / trees.feature_importances_.sum()
+    return {"logistic": float(logistic), "lightgbm": float(boosted), "left out": unique,
+            "gain": dict(zip(numbers + words, map(float, gains), strict=True))}
+
+
+def _plain(name: str) -> str:
+    """LightGBM refuses names with punctuation that JSON uses."""
+    return "".join(one if one.isalnum() else "_" for one in name)
+
+
+def spec_of(name: str, out: Path, settings: list[str]) -> Any:
+    """A spec that says what the data is, and nothing of how to train."""
+    from embark import prepare_data
+    from embark.spec import resolve
+
+    folder, data = out / "files" / name, out / "prepared" / name
+    spec = resolve({
+        "name": name, "place": {"device": "cpu"}, "store": {"root": str(out / "runs")},
+        "watch": {"tensorboard": False, "every": 1000},
+        "data": {"kind": "prepared", "path": str(data), "label": "label", "prepare": {
+            "input": [str(folder / f"{part}.csv") for part in PARTS], "split": "file", "num_workers": 1,
+            "validation_files": ["validation.csv"], "test_files": ["test.csv"]}}}, settings)
+    if not data.exists():
+        prepare_data(spec, data)
     return spec
 
 
-def generate(path: Path, seed: int) -> Path:
-    """Rows of the synthetic source, 8 tables with ids by Zipf 1.3, as a file like any other."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+def measured(spec: Any, seed: int, settings: list[str]) -> dict[str, Any]:
+    """Train with a seed; return the test AUC, the units that live and the columns' importance."""
+    from embark import evaluate, feature_importance, train
+    from embark.spec import resolve
 
-    from embark.data import open_source
-
-    if path.exists():
-        return path
-    source = open_source(resolve({
-        "name": "tails", "model": {"num_tables": 8, "rows_per_table": 100_000},
-        "data": {"num_train_samples": TAILS_ROWS, "zipf_exponent": 1.3, "seed": seed}}))
-    rows = source.train_rows(0, 0, TAILS_ROWS)
-    ids = rows.ids.reshape(8, TAILS_ROWS)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.table({"label": rows.label.astype(np.int8),
-                             **{f"dense_{i}": rows.dense[:, i] for i in range(rows.dense.shape[1])},
-                             **{f"cat_{i}": [str(one) for one in ids[i].tolist()] for i in range(8)}}), path)
-    return path
+    started = time.perf_counter()
+    given = resolve({**spec.model_dump(exclude_unset=True), "name": f"{spec.name}-{seed}"},
+                    [*settings, f"train.seed={seed}"])
+    ended = train(given, fresh=True)
+    seconds = time.perf_counter() - started
+    run = str(ended["run_dir"])
+    best = f"{run}@best" if (ended.get("early_stopping") or {}).get("best_step") else run
+    importance: dict[str, float] = {}
+    for one in feature_importance(best, split="test", rows=10_000).features:
+        importance[one.feature] = max(importance.get(one.feature, -1.0), one.auc_drop.mean)
+    return {"auc": evaluate(best, split="test").auc, "alive": share_alive(best), "importance": importance,
+            "step": ended["step"], "seconds": seconds}
 
 
-def standard_error(found: EvaluationResult, num_positives: float) -> float:
-    """Of an AUC, after Hanley and McNeil (1982)."""
-    auc, positives, negatives = found.auc, num_positives, found.num_samples - num_positives
+def share_alive(run: str) -> float | None:
+    """Return the share of the bottom MLP's units that differ between test rows; None without one."""
+    import torch
+
+    from embark.data.evaluation_rows import open_rows
+    from embark.run.evaluate_run import loaded
+    from embark.store.checkpoint_inspect import find_trained
+    from embark.trainers import open_backend
+
+    trained = find_trained(run)
+    with (open_rows(trained.spec, trained.fingerprint, "", "test", run_uri=trained.run_dir.uri) as rows,
+          loaded(trained, open_backend(trained.spec), rows) as model):
+        network = model.trainer.model.module.dense  # type: ignore[attr-defined]
+        if getattr(network, "bottom", None) is None:
+            return None
+        values = torch.from_numpy(rows.source.eval_rows(0, min(10_000, rows.source.num_eval_samples)).dense)
+        num_units = num_alive = 0
+        with torch.no_grad():
+            for layer in network.bottom:
+                values = layer(values)
+                if not isinstance(layer, torch.nn.Linear):
+                    num_units += values.shape[1]
+                    num_alive += int((values.std(dim=0) > 0).sum())
+        return num_alive / num_units
+
+
+def standard_error(auc: float, labels: Any) -> float:
+    """Return that of an AUC, after Hanley and McNeil (1982)."""
+    positives = float(labels.sum())
+    negatives = len(labels) - positives
     q1, q2 = auc / (2 - auc), 2 * auc * auc / (1 + auc)
     return math.sqrt((auc * (1 - auc) + (positives - 1) * (q1 - auc**2) + (negatives - 1) * (q2 - auc**2))
                      / (positives * negatives))
 
 
-def test_auc(spec: RunSpec, name: str, settings: dict[str, Any], seed: int) -> EvaluationResult:
-    """Of a run with these settings and this seed of the initial weights."""
-    given = [f"{field}={value}" for field, value in settings.items()]
-    trained = resolve({**spec.model_dump(exclude_unset=True), "name": f"{spec.name}-{name}-{seed}"},
-                      [*given, f"train.seed={seed}"])
-    return evaluate(str(train(trained, fresh=True)["run_dir"]), split="test")
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", type=Path)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("raw", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--trials", type=int, default=30)
+    parser.add_argument("--half", choices=["choose", "report"], default="choose")
+    parser.add_argument("--only", choices=[*SETS], nargs="*", default=[])
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--only", choices=[*SETS], nargs="*", default=[*SETS])
+    parser.add_argument("--set", nargs="*", default=[], help="fields of the spec, to compare with the defaults")
     given = parser.parse_args()
-    for name in given.only:
-        spec = spec_of(name, given.folder, given.out)
-        defaults = [test_auc(spec, "defaults", {}, seed).auc for seed in given.seeds]
-        print(json.dumps({"set": name, "defaults": defaults}), flush=True)
-        tuned = tune(spec, TuneRequest(trials=given.trials))
-        chosen = tuned.trials[tuned.best or 0]
-        best = evaluate(chosen.run_dir, split="test")
-        again = [test_auc(spec, "tuned", dict(chosen.values), seed).auc for seed in given.seeds]
-        print(json.dumps({
-            "set": name, "defaults": statistics.fmean(defaults), "best trial": best.auc,
-            "its settings": statistics.fmean(again), "all": again, "trials": len(tuned.trials),
-            "validation": tuned.best_value, "settings": dict(chosen.values),
-            "standard error": standard_error(best, best.num_samples * positive_share(spec))}), flush=True)
-
-
-def positive_share(spec: RunSpec) -> float:
-    from embark.data import open_source, resolve_from_data
-
-    source = open_source(resolve_from_data(spec))
-    labels = source.train_rows(0, 0, min(source.num_train_samples, 8000)).label
-    return float(labels.mean())
+    table = []
+    print(f"{'set':<15} {'rows':>6} {'logistic':>8} {'LightGBM':>8} {'Embark':>8} {'seeds':>8} {'se':>6} {'alive':>6} "
+          f"{'least':>8} {'s':>5}", flush=True)
+    for name in given.only or HALVES[given.half]:
+        parts = write_files(name, given.raw, given.out / "files" / name)
+        cache = given.out / "peers" / f"{name}.json"
+        if not cache.exists():
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            cache.write_text(json.dumps(peers_of(name, parts)))
+        peers = json.loads(cache.read_text())
+        spec = spec_of(name, given.out, given.set)
+        runs = [measured(spec, seed, given.set) for seed in given.seeds]
+        aucs = [run["auc"] for run in runs]
+        important = [column for column, gain in peers["gain"].items() if gain >= 0.05]
+        least = min(((run["importance"].get(column, 0.0), column) for run in runs for column in important),
+                    default=(math.nan, ""))
+        alive = [run["alive"] for run in runs if run["alive"] is not None]
+        row = {"set": name, "rows": sum(map(len, parts)), **peers, "embark": statistics.fmean(aucs), "runs": runs,
+               "seeds": statistics.stdev(aucs) if len(aucs) > 1 else 0.0,
+               "se": standard_error(statistics.fmean(aucs), parts[2]["label"]),
+               "alive": min(alive, default=None), "least": least, "ids": name in WITH_IDS}
+        table.append(row)
+        shown = f"{row['alive']:6.2f}" if alive else "     –"
+        print(f"{name:<15} {row['rows']:>6} {row['logistic']:8.4f} {row['lightgbm']:8.4f} {row['embark']:8.4f} "
+              f"{row['seeds']:8.4f} {row['se']:6.4f} {shown} {least[0]:8.4f} {statistics.fmean(r['seconds'] for r in runs):5.1f} "
+              f"{least[1]} {[run['step'] for run in runs]}", flush=True)
+        (given.out / f"{given.half}.json").write_text(json.dumps(table, indent=1))
 
 
 if __name__ == "__main__":
