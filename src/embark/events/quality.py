@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from embark.events.drift import LOGITS, NUM_SCORE_BINS
 from embark.events.events import Event
 from embark.events.traffic import TRAFFIC_KINDS, TrafficRecord, findings
 from embark.formatting import format_count, format_float, to_finite, to_one_line
@@ -27,6 +28,7 @@ MIN_STEPS = 20
 RISE = 1.01  # Ratio of the held-out loss to its lowest.
 GAP_AUC, GAP_LOSS = 0.05, 1.15  # Between training and held-out figures of one moment.
 OFF = 0.1
+STILL = 0.001  # A rise of the AUC by so much in the last part of a run.
 MAX_POINTS = 4096
 
 
@@ -60,6 +62,7 @@ class Quality:
         self._evals: dict[int, Mapping[str, Any]] = {}
         self._notes: dict[str, str] = {}  # Sentences by the name of the rule.
         self._has_stopped_early = False
+        self._best_step = 0.0  # Of early stopping; 0 without.
         self._has_stream = False
         self.traffic = TrafficRecord()  # The events of a server.
 
@@ -82,7 +85,9 @@ class Quality:
             self._evals[int(step)] = values
         elif event.kind == "end":
             state = values.get("early_stopping")
-            self._has_stopped_early = isinstance(state, Mapping) and bool(state.get("has_stopped"))
+            if isinstance(state, Mapping):
+                self._has_stopped_early = bool(state.get("has_stopped"))
+                self._best_step = to_finite(state.get("best_step")) or 0.0
         elif event.kind == "note":
             text = to_one_line(values.get("text", ""))
             for name, rule in quality_rules().items():
@@ -103,6 +108,8 @@ class Quality:
         auc, num = to_finite(held.get("auc")), to_finite(held.get("num_samples")) or 0.0
         if not self._has_stopped_early and (what := self._overfitting(last_step, held)):
             yield "overfitting", {"what": what}
+        elif what := self._still_improving(last_step, held):
+            yield "still-improving", {"what": what}
         ne = to_finite(held.get("normalized_entropy"))
         if ne is not None and ne > 1 and num >= MIN_SAMPLES / 10:
             yield "worse-than-the-mean", {"ne": format_float(ne)}
@@ -116,7 +123,9 @@ class Quality:
         elif auc is not None and num >= MIN_SAMPLES and last_step >= MIN_STEPS and abs(auc - 0.5) <= CHANCE:
             yield "learned-nothing", {"auc": format_float(auc), "steps": format_count(last_step)}
         calibration = to_finite(held.get("calibration"))
-        if calibration is not None and abs(calibration - 1) > max(OFF, 3 / math.sqrt(max(1.0, _num_clicks(held)))):
+        if _are_probabilities(held):
+            yield "logits-are-probabilities", {}
+        elif calibration is not None and abs(calibration - 1) > max(OFF, 3 / math.sqrt(max(1.0, _num_clicks(held)))):
             yield "miscalibrated", {"ratio": f"{calibration:.2f}"}
 
     def _overfitting(self, last: int, held: Mapping[str, Any]) -> str:
@@ -139,6 +148,19 @@ class Quality:
                     f"{format_float(auc)}")
         return ""
 
+    def _still_improving(self, last: int, held: Mapping[str, Any]) -> str:
+        """Say how much the held-out AUC rose in the last part of a run that its number of steps ended."""
+        aucs = {step: auc for step, one in self._evals.items() if (auc := to_finite(one.get("auc"))) is not None}
+        before = max((step for step in aucs if step < last), default=0)
+        num = to_finite(held.get("num_samples")) or 0.0
+        if self._has_stopped_early or last not in aucs or not before or num < MIN_SAMPLES:
+            return ""
+        rise = aucs[last] - max(auc for step, auc in aucs.items() if step < last)
+        if rise < STILL or (self._best_step and self._best_step < last):
+            return ""
+        return (f"from step {format_count(before)} to {format_count(last)}, its last, the held-out AUC rose from "
+                f"{format_float(aucs[before])} to {format_float(aucs[last])}")
+
     def _unchanged(self, last: int, held: Mapping[str, Any]) -> str:
         """Say that the same samples are scored the same after more training."""
         first, before = min(self._evals.items(), default=(0, {}))
@@ -152,6 +174,16 @@ class Quality:
         """Return the training window that ends nearest to a step."""
         at = min(self._train, key=lambda one: abs(one - step), default=None)
         return {} if at is None else self._train[at]
+
+
+def _are_probabilities(held: Mapping[str, Any]) -> bool:
+    """Tell whether all logits lie in 0 to 1 although far fewer samples have a click than that says: the model's own
+    code has made probabilities of them, and the loss does it again."""
+    counts = held.get("score_counts")
+    if not isinstance(counts, Sequence) or len(counts) != NUM_SCORE_BINS or sum(counts) < MIN_SAMPLES:
+        return False
+    low, high = np.searchsorted(LOGITS, (0.0, 1.0 - 1e-6), side="right")
+    return not sum(counts[:low]) and not sum(counts[high + 1 :]) and (to_finite(held.get("calibration")) or 0) > 1 + OFF
 
 
 def _num_clicks(held: Mapping[str, Any]) -> float:

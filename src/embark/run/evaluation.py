@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from embark.data import Batch, SampleSource, eval_batches
 from embark.errors import DataError, Diverged
+from embark.formatting import shortlist
 from embark.run.trainer import Ranks, Trainer
 from embark.spec import RunSpec, Task
 
@@ -68,6 +69,31 @@ def leak_warning(source: SampleSource, spec: RunSpec, held: Mapping[str, float])
     if "best_auc" in held or not held.get("auc", math.nan) >= LEAK_AUC:
         return ""
     return leak_note(list(describe_columns(source, spec)))
+
+
+MAX_COLUMNS, NUM_ROWS = 64, 1024
+
+
+def influence_warning(trainer: Trainer, source: SampleSource, spec: RunSpec, world: Ranks, step: int) -> str:
+    """Name the dense columns that change no prediction when their values are another sample's; empty if there are none.
+    Every rank must call it."""
+    from embark.data.permuted_rows import RowsInMemory
+
+    names = getattr(getattr(source, "layout", None), "dense", None) or spec.data.dense_columns
+    num = min(NUM_ROWS, source.num_eval_samples)
+    if spec.data.kind == "synthetic" or not 0 < len(names) == spec.model.num_dense <= MAX_COLUMNS or num < 2:
+        return ""
+    rows = RowsInMemory(source.eval_rows(0, num))
+
+    def loss(of: RowsInMemory) -> Any:
+        found = Evaluation(of, spec.train.batch_size, world, spec.model.tasks).run(trainer, step, lambda: False)
+        return found["log_loss"]
+
+    before, order, first = loss(rows), np.roll(np.arange(num), 1), len(rows.batch.lengths)
+    idle = [name for number, name in enumerate(names)
+            if np.ptp(rows.batch.dense[:, number]) and loss(rows.permuted(first + number, order)) == before]
+    has = "has" if len(idle) == 1 else "have"
+    return f"{shortlist(idle, 8)} {has} no influence on the predictions of {num:,} held-out samples" if idle else ""
 
 
 NUM_BINS = 16_384

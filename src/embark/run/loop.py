@@ -12,7 +12,7 @@ from embark.run.budget import open_budget_guard, spending_summary, why_not_enfor
 from embark.run.checkpointer import CheckpointManager, CheckpointSchedule
 from embark.run.clock import Clock
 from embark.run.early_stopping import EarlyStopping, Prune
-from embark.run.evaluation import Evaluation, leak_warning, refuse_trouble
+from embark.run.evaluation import Evaluation, influence_warning, leak_warning, refuse_trouble
 from embark.run.identity import changes_since
 from embark.run.logger import RunLogger, log_changes, log_prediction, log_start, open_run_logger, recorded_errors
 from embark.run.open_run import RunOpener, open_run, replay_finished
@@ -196,6 +196,10 @@ class TrainingLoop:
             self.checkpoints.add_evaluation(step, self.evaluated)
             if self.world.is_first and (note := leak_warning(run.source, run.spec, self.evaluated)):
                 self.logger.warn(note)
+            if "auc" in self.evaluated:
+                note = influence_warning(self.trainer, run.source, run.spec, self.world, step)
+                if note and self.world.is_first:
+                    self.logger.warn(note)
 
     def end(self) -> dict[str, Any]:
         """Log the end; raises if the run was stopped before its last step."""

@@ -46,7 +46,7 @@ def resolve_run(spec: RunSpec, world: World | None = None, *, allocate: Allocate
         spec = spec.model_copy(update={"store": spec.store.model_copy(update={"accept_changes": ()})})
     spec = resolve_from_data(spec)
     source = open_training_source(spec, allocate=allocate)
-    spec = with_train_defaults(spec, source.num_train_samples)
+    spec = with_train_defaults(spec, source.num_train_samples, source.num_eval_samples)
     if world:
         check_against(spec, world)
     num_steps = num_steps_of(spec.train, source.num_train_samples)

@@ -58,11 +58,13 @@ class TrainSpec(Section):
     batch_size: PositiveInt = 2048
     """Global batch size: samples per step over all ranks. If left out, less on little data: 400 steps an epoch."""
     num_epochs: PositiveInt = 1
-    """Passes over the training data."""
+    """Passes over the training data. If this, `num_steps`, `decay` and `early_stopping_patience` are left out, data of
+    your own is trained on until early stopping ends it, at most 20 times and 20 million samples."""
     num_steps: NonNegativeInt = 0
     """Stop after this many steps; 0: after `num_epochs`."""
     learning_rate: float = Field(default=0.01, ge=0)
-    """Learning rate of the tables, and of the dense layers unless `dense_learning_rate` is given."""
+    """Learning rate of the tables, and of the dense layers unless `dense_learning_rate` is given. If no rate and no
+    optimizer is named, data of your own is trained with Adam at a rate that the batch decides, and tables at 0.03."""
     dense_learning_rate: float | None = Field(default=None, ge=0)
     """Learning rate of the dense layers. If both rates are left out, 0.001 for Adam."""
     optimizer: TableOptimizer = "rowwise_adagrad"
@@ -115,6 +117,10 @@ class TrainSpec(Section):
     """The held-out metric that must improve."""
     early_stopping_min_delta: float = Field(default=0.0, ge=0)
     """A change of the metric by no more than this is no improvement."""
+    dense_init: Literal["uniform", "centered"] = "uniform"
+    """Initial weights of the first layer over the dense columns. `centered`: as if each column had been standardized by
+    the mean and deviation of the first training rows, so that every unit is on one side of its ReLU for some rows and
+    on the other for others. The choice for data of your own where no rate and no optimizer is named."""
     seed: NonNegativeInt = 1
     """Seed of the initial weights, which are the same at any number of ranks."""
     warm_start: str = ""
@@ -146,7 +152,13 @@ def batch_mistakes(batch_size: int, num_ranks: int | Sequence[int], ranks: str =
 # Trials behind these numbers: bench/LOG.md, by bench/defaults.py.
 LARGEST_BATCH, SMALLEST_BATCH = 2048, 64
 STEPS_PER_EPOCH = 400  # At least so many, where that leaves a batch of SMALLEST_BATCH.
-ADAM_RATE = 0.001
+ADAM_RATE, FULL_RATE_BATCH = 0.001, 256  # Adam's rate up to this batch.
+TABLE_RATE = 0.03  # Row-wise Adagrad's beside it.
+MAX_EPOCHS, MAX_SAMPLES = 20, 20_000_000
+EVALS_PER_EPOCH, PATIENCE = 2, 4
+RATES = frozenset({"learning_rate", "dense_learning_rate"})
+DURATION = frozenset({"num_epochs", "num_steps", "decay", "early_stopping_patience"})
+"""Fields that say for how long to train."""
 MAX_WARMUP_STEPS, WARMUP_SHARE = 100, 4
 """Adagrad's first steps move every weight by the full rate. In a bottom MLP that reads few columns they kill the ReLUs:
 the model then ignores its dense columns for good. A quarter of an epoch, at most 100 steps, of warm-up prevents it."""
@@ -159,20 +171,48 @@ def suited_batch(num_train_samples: int) -> int:
     return max(1, min(suited, num_train_samples))
 
 
-def with_train_defaults(spec: RunSpec, num_train_samples: int) -> RunSpec:
+def suited_rate(batch_size: int) -> float:
+    """Return Adam's rate for a batch: fewer, less noisy steps are longer, by the square root of the batch."""
+    return ADAM_RATE * math.sqrt(max(1.0, batch_size / FULL_RATE_BATCH))
+
+
+def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples: int = 0) -> RunSpec:
     """Fill in the fields of `[train]` that the spec leaves out and the data decides; a second call changes nothing. The
     batch stays as it is for retrieval and for the next item, where the samples of a batch are each other's negatives,
     and for a stream, whose samples nobody has counted."""
     train, named, changes = spec.train, spec.train.model_fields_set, dict[str, Any]()
-    has_own_batch = spec.stream.is_on or spec.model.kind == "two_tower" or spec.model.is_next_item
-    if "batch_size" not in named and not has_own_batch:
+    if spec.stream.is_on or spec.model.kind == "two_tower" or spec.model.is_next_item:
+        if train.dense_optimizer == "adam" and named.isdisjoint(RATES):
+            changes["dense_learning_rate"] = ADAM_RATE
+        return _changed(spec, changes)
+    if "batch_size" not in named:
         changes["batch_size"] = suited_batch(num_train_samples)
-    has_own_rate = not named.isdisjoint({"learning_rate", "dense_learning_rate"})
-    if train.dense_optimizer == "adam" and not has_own_rate:
+    batch_size = changes.get("batch_size", train.batch_size)
+    is_own_data = spec.data.kind != "synthetic"
+    if is_own_data and named.isdisjoint({*RATES, "optimizer", "dense_optimizer"}):
+        changes |= {"dense_optimizer": "adam", "learning_rate": TABLE_RATE,
+                    "dense_learning_rate": suited_rate(batch_size),
+                    **({} if "dense_init" in named else {"dense_init": "centered"})}
+    elif named.isdisjoint(RATES) and train.dense_optimizer == "adam":
         changes["dense_learning_rate"] = ADAM_RATE
-    is_abrupt = train.dense_optimizer == "adagrad" and spec.model.num_dense > 0
-    if is_abrupt and not (has_own_rate or has_own_batch or "warmup_steps" in named):
+    elif train.dense_optimizer == "adagrad" and spec.model.num_dense > 0 and named.isdisjoint({*RATES, "warmup_steps"}):
         # Not by the number of steps to train: a run that is continued for longer must have the same.
-        num_steps = num_train_samples // changes.get("batch_size", train.batch_size)
-        changes["warmup_steps"] = min(MAX_WARMUP_STEPS, num_steps // WARMUP_SHARE)
-    return spec.model_copy(update={"train": train.model_copy(update=changes)}) if changes else spec
+        changes["warmup_steps"] = min(MAX_WARMUP_STEPS, num_train_samples // batch_size // WARMUP_SHARE)
+    if is_own_data and num_eval_samples and named.isdisjoint(DURATION):
+        changes |= _until_it_no_longer_improves(spec, num_train_samples, batch_size)
+    return _changed(spec, changes)
+
+
+def _until_it_no_longer_improves(spec: RunSpec, num_train_samples: int, batch_size: int) -> dict[str, Any]:
+    """Return the fields of early stopping, or none where the data is so large that one epoch is the limit."""
+    num_epochs = min(MAX_EPOCHS, MAX_SAMPLES // max(1, num_train_samples))
+    per_epoch = num_train_samples // batch_size
+    if num_epochs < 2 or not per_epoch:
+        return {}
+    metric = measured_metrics(spec.model)[0]
+    return {"num_epochs": num_epochs, "eval_every": spec.train.eval_every or -(-per_epoch // EVALS_PER_EPOCH),
+            "early_stopping_patience": PATIENCE, **({"early_stopping_metric": metric} if metric != "auc" else {})}
+
+
+def _changed(spec: RunSpec, changes: dict[str, Any]) -> RunSpec:
+    return spec.model_copy(update={"train": spec.train.model_copy(update=changes)}) if changes else spec

@@ -259,8 +259,8 @@ class TrainedRun:
 
 
 def find_trained(run: str, step: int | None = None, sets: Sequence[str] = ()) -> TrainedRun:
-    """Find the newest checkpoint of a run, or that of `step`; `RUN@best` and `RUN@STEP` name one too. `sets` are
-    `key=value` settings over its spec."""
+    """Find the best checkpoint of a run with early stopping, and of another one the newest; or that of `step`, which
+    `RUN@STEP` names too. `sets` are `key=value` settings over its spec."""
     run, which = split_run(run)
     if which and step is not None:
         raise UserError(f"{run}@{which} and step {step} name two checkpoints", fix="name one")
@@ -269,11 +269,14 @@ def find_trained(run: str, step: int | None = None, sets: Sequence[str] = ()) ->
     committed = [one.committed for one in listed.checkpoints if one.committed]
     if not committed:
         raise UserError(f"{run_dir.uri}: has no checkpoint", fix="train it with store.checkpoint_at_end = true")
+    best = best_step_of(committed[-1])
+    best = best if best in {one.step for one in committed} else None
     if which == "best":
         checkpoint = listed.best()
+    elif which or step is not None:
+        checkpoint = listed.committed(int(which) if which else step or 0)
     else:
-        step = int(which) if which else step
-        checkpoint = committed[-1] if step is None else listed.committed(step)
+        checkpoint = committed[-1] if best is None else listed.committed(best)
     store = run_dir.checkpoints.store
     path = f"{checkpoint.name}/{SPEC}"
     text = store.read(path).decode("utf-8", "replace")
@@ -282,9 +285,7 @@ def find_trained(run: str, step: int | None = None, sets: Sequence[str] = ()) ->
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{store.where(path)}: cannot be read: {error}",
                         fix="name another checkpoint with --step; `embark checkpoints RUN` lists them") from None
-    best = best_step_of(committed[-1])
-    return TrainedRun(run_dir, checkpoint, resolve(raw, sets, where=store.where(path), text=text),
-                      best if best in {one.step for one in committed} else None)
+    return TrainedRun(run_dir, checkpoint, resolve(raw, sets, where=store.where(path), text=text), best)
 
 
 def split_run(word: str) -> tuple[str, str]:

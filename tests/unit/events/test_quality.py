@@ -38,6 +38,11 @@ CASES = {
     "columns-not-used": [*SOUND, Event("note", {"level": "warning", "text": "columns not used: title, url"})],
     "ids-clipped": [*SOUND, Event("note", {"text": "column 'c': ids outside 0 to 9: 2, the first is 12 in row 3 of the "
                                                    "data; clipped"})],
+    "still-improving": [*SOUND, evaluated(400, auc=0.77)],
+    "column-without-influence": [*SOUND, Event("note", {
+        "text": "age has no influence on the predictions of 1,024 held-out samples"})],
+    "logits-are-probabilities": [*trained(0.7, 0.69), evaluated(200, calibration=2.6, score_counts=[
+        *[0] * 17, 12_000, 8_000, *[0] * 15])],
     **TROUBLES,
 }
 
@@ -47,6 +52,13 @@ def names(events: list[Event]) -> list[str]:
     for event in events:
         quality.add(event)
     return [one.name for one in quality.findings()]
+
+
+def test_a_run_that_early_stopping_ended_or_that_fell_back_is_not_still_improving():
+    for state in ({"has_stopped": True, "best_step": 400}, {"has_stopped": False, "best_step": 300}):
+        assert not names([*SOUND, evaluated(400, auc=0.77), Event("end", {"early_stopping": state})])
+    state = {"has_stopped": False, "best_step": 400}
+    assert names([*SOUND, evaluated(400, auc=0.77), Event("end", {"early_stopping": state})]) == ["still-improving"]
 
 
 def test_every_rule_has_a_case():

@@ -46,3 +46,48 @@ def test_retrieval_keeps_its_batch_size():
         "kind": "two_tower", "num_dense": 0, "two_tower": {"item": "item"},
         "tables": [{"name": "user", "rows": 9}, {"name": "item", "rows": 9}]}})
     assert with_train_defaults(spec, 4_000) is spec
+
+
+OWN = {"kind": "prepared", "path": "rows"}
+
+
+def of_own_data(train: dict[str, object], num_train: int, num_eval: int = 1_000, **model: object):
+    spec = resolve({"name": "a", "data": OWN, "train": train, "model": model})
+    found = with_train_defaults(spec, num_train, num_eval)
+    assert with_train_defaults(found, 10 * num_train, num_eval) is found
+    return found.train
+
+
+def test_own_data_is_trained_until_validation_rows_say_it_is_enough():
+    found = of_own_data({}, 60_000)
+    assert (found.batch_size, found.eval_every, found.early_stopping_patience, found.num_epochs) == (128, 234, 4, 20)
+    assert of_own_data({}, 5_000_000).num_epochs == 4
+    assert of_own_data({"eval_every": 10}, 60_000).eval_every == 10
+    ranked = of_own_data({}, 60_000, tables=[{"name": "a", "rows": 9}],
+                         tasks=[{"name": "stars", "column": "stars", "kind": "regression"}])
+    assert ranked.early_stopping_metric == "log_loss"
+
+
+@pytest.mark.parametrize(("train", "num_train", "num_eval"), [
+    ({"num_epochs": 1}, 60_000, 1_000), ({"num_steps": 9}, 60_000, 1_000), ({"decay": "cosine"}, 60_000, 1_000),
+    ({"early_stopping_patience": 0}, 60_000, 1_000), ({}, 10_000_001, 1_000), ({}, 60_000, 0)])
+def test_a_named_duration_large_data_or_no_validation_rows_keep_one_epoch(train, num_train, num_eval):
+    found = of_own_data(train, num_train, num_eval)
+    assert (found.num_epochs, found.early_stopping_patience, found.eval_every) == (1, 0, 0)
+
+
+@pytest.mark.parametrize(("num_train", "batch", "rate"), [
+    (4_000, 64, 0.001), (100_000, 128, 0.001), (409_600, 1024, 0.002), (10**9, 2048, 0.001 * 8**0.5)])
+def test_without_a_rate_or_an_optimizer_the_batch_decides_the_rate(num_train, batch, rate):
+    found = of_own_data({}, num_train)
+    assert (found.batch_size, found.dense_optimizer, found.warmup_steps) == (batch, "adam", 0)
+    assert (found.learning_rate, found.dense_learning_rate) == (0.03, pytest.approx(rate))
+    assert found.dense_init == "centered"
+
+
+@pytest.mark.parametrize("train", [{"learning_rate": 0.01}, {"dense_learning_rate": 0.01}, {"optimizer": "sgd"},
+                                   {"dense_optimizer": "sgd"}])
+def test_a_named_rate_or_optimizer_of_own_data_stays(train):
+    found = of_own_data(train, 60_000)
+    assert {name: getattr(found, name) for name in train} == train
+    assert (found.dense_init, found.dense_optimizer) == ("uniform", train.get("dense_optimizer", "adagrad"))

@@ -178,7 +178,8 @@ def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
             fix="change [model] so; or leave tables, num_tables, rows_per_table and num_dense out of it, to take "
                 "those of the data; or prepare the data again: embark data prepare SPEC",
         )
-    return with_train_defaults(spec.model_copy(update={"model": model}), manifest.num_rows("train"))
+    return with_train_defaults(spec.model_copy(update={"model": model}), manifest.num_rows("train"),
+                               manifest.num_rows(spec.data.eval_split))
 
 
 def _tables(path: str, layout: Layout) -> tuple[Table, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
@@ -39,7 +40,7 @@ from embark.trainers.torch.dynamic.tables import DynamicTables
 from embark.trainers.torch.engines.pipeline import BatchRange, Engine, EngineInputs, PipelineEngine
 from embark.trainers.torch.metrics import HeldOut, MetricWindow, RankedHeldOut
 from embark.trainers.torch.model import Recommender, SequenceRecommender, WithoutValues, fill_tables
-from embark.trainers.torch.networks.layers import seed_dropout
+from embark.trainers.torch.networks.layers import center_inputs, seed_dropout
 from embark.trainers.torch.networks.trace_network import trace_network
 from embark.trainers.torch.optimizers import fuse_into_backward, make_optimizers
 from embark.trainers.torch.phases import InputWaits, Profiler
@@ -54,6 +55,10 @@ from embark.trainers.torch.sharding import (
 from embark.trainers.torch.task_metrics import TaskHeldOut, TaskWindow
 from embark.trainers.torch.two_tower import RetrievalEvaluator, SoftmaxWindow, TwoTowers, negatives_adder, read_catalog
 from embark.trainers.torch.world import World, explain, join
+
+
+NUM_FIRST_ROWS = 8192
+"""Training rows that say where the dense columns lie when the weights are initialized."""
 
 
 class TorchTrainer:
@@ -71,6 +76,9 @@ class TorchTrainer:
         kind = SequenceRecommender if spec.model.has_sequences else Recommender
         model = TwoTowers(spec, world, self.catalog, is_bf16=is_bf16) if self.catalog else \
             kind(spec.model, spec.train, world.device, is_bf16=is_bf16)
+        if spec.train.dense_init == "centered" and (num_rows := min(NUM_FIRST_ROWS, source.num_train_samples)):
+            if isinstance(bottom := getattr(model.dense, "bottom", None), nn.Sequential):
+                center_inputs(bottom[0], torch.from_numpy(source.train_rows(0, 0, num_rows).dense.copy()))
         for tables in filter(None, (model.tables, getattr(model, "sequences", None))):
             fuse_into_backward(tables, spec)
         sharders = make_sharders(spec)

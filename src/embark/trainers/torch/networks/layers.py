@@ -88,3 +88,19 @@ def mlp(width: int, sizes: tuple[int, ...], dropout: float, *, ends_linear: bool
 def bottom_mlp(model: ModelSpec) -> nn.Module | None:
     """Make the layers over the dense features, if there are any."""
     return mlp(model.num_dense, (*model.bottom_mlp, model.embedding_dim), model.dropout) if model.num_dense else None
+
+
+MAX_DEVIATION = 100.0
+"""Columns that vary more, or less than its inverse, are left as they are: a step moves every weight about as far."""
+
+
+@torch.no_grad()
+def center_inputs(first: nn.Linear, dense: Tensor) -> None:
+    """Scale and shift a layer's weights so that it starts as it would on standardized columns, by the mean and the
+    deviation of these rows. Uniform weights over columns that are never negative leave units that are zero for all
+    rows, or for none, and the first no gradient reaches."""
+    deviations, means = torch.std_mean(dense.double(), dim=0, correction=0)
+    is_usual = (deviations >= 1 / MAX_DEVIATION) & (deviations <= MAX_DEVIATION)
+    scales = torch.where(is_usual, 1 / deviations, 1.0).to(first.weight)
+    first.weight.mul_(scales)
+    first.bias.copy_(-first.weight @ torch.where(is_usual, means, 0.0).to(first.weight))
