@@ -64,7 +64,7 @@ def test_own_data_is_trained_until_validation_rows_say_it_is_enough():
     assert of_own_data({}, 5_000_000).num_epochs == 4
     assert of_own_data({"eval_every": 10}, 60_000).eval_every == 10
     ranked = of_own_data({}, 60_000, tables=[{"name": "a", "rows": 9}],
-                         tasks=[{"name": "stars", "column": "stars", "kind": "regression"}])
+                         tasks=[{"name": "stars", "loss": "regression"}])
     assert ranked.early_stopping_metric == "log_loss"
 
 
