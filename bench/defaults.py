@@ -1,7 +1,7 @@
 """How well a spec that says only what the data is learns, beside logistic regression and LightGBM on the same rows.
 
     pip install --target /tmp/peers scikit-learn lightgbm
-    PYTHONPATH=/tmp/peers python bench/defaults.py RAW --out /tmp/defaults [--half choose] [--only adult] [--seeds 1 2 3]
+    PYTHONPATH=/tmp/peers python bench/defaults.py RAW --out /tmp/defaults [--half choose] [--only adult] [--seeds 1 2]
 
 RAW holds the files that SETS names, by their public names:
   adult-train.csv, adult-test.csv, phoneme.csv, mammography.csv     github.com/jbrownlee/Datasets
@@ -163,7 +163,7 @@ def peers_of(name: str, parts: list[pd.DataFrame]) -> dict[str, Any]:
     for strength in (0.01, 0.1, 1.0, 10.0):
         model = make_pipeline(
             ColumnTransformer([
-                ("numbers", make_pipeline(SimpleImputer(strategy="mean", add_indicator=True), StandardScaler()), numbers),
+                ("numbers", make_pipeline(SimpleImputer(add_indicator=True), StandardScaler()), numbers),
                 ("words", OneHotEncoder(handle_unknown="ignore", min_frequency=2), words)]),
             LogisticRegression(C=strength, max_iter=300)).fit(train, labels[0])
         scores.append([roc_auc_score(label, model.predict_proba(rows)[:, 1])
@@ -288,8 +288,8 @@ def main() -> None:
         table.append(row)
         shown = f"{row['alive']:6.2f}" if alive else "     –"
         print(f"{name:<15} {row['rows']:>6} {row['logistic']:8.4f} {row['lightgbm']:8.4f} {row['embark']:8.4f} "
-              f"{row['seeds']:8.4f} {row['se']:6.4f} {shown} {least[0]:8.4f} {statistics.fmean(r['seconds'] for r in runs):5.1f} "
-              f"{least[1]} {[run['step'] for run in runs]}", flush=True)
+              f"{row['seeds']:8.4f} {row['se']:6.4f} {shown} {least[0]:8.4f} "
+              f"{statistics.fmean(run['seconds'] for run in runs):5.1f} {least[1]} {[run['step'] for run in runs]}", flush=True)
         (given.out / f"{given.half}.json").write_text(json.dumps(table, indent=1))
 
 

@@ -118,9 +118,9 @@ class TrainSpec(Section):
     early_stopping_min_delta: float = Field(default=0.0, ge=0)
     """A change of the metric by no more than this is no improvement."""
     dense_init: Literal["uniform", "centered"] = "uniform"
-    """Initial weights of the first layer over the dense columns. `centered`: as if each column had been standardized by
-    the mean and deviation of the first training rows, so that every unit is on one side of its ReLU for some rows and
-    on the other for others. The choice for data of your own where no rate and no optimizer is named."""
+    """Initial weights of the bottom MLP. `centered`: as if each dense column had been standardized, and each unit
+    shifted to a mean of zero before its ReLU, by the first training rows, so that no unit is zero for all rows. The
+    choice for data of your own where no rate and no optimizer is named; with JAX it has no effect."""
     seed: NonNegativeInt = 1
     """Seed of the initial weights, which are the same at any number of ranks."""
     warm_start: str = ""

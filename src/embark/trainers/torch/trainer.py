@@ -40,7 +40,7 @@ from embark.trainers.torch.dynamic.tables import DynamicTables
 from embark.trainers.torch.engines.pipeline import BatchRange, Engine, EngineInputs, PipelineEngine
 from embark.trainers.torch.metrics import HeldOut, MetricWindow, RankedHeldOut
 from embark.trainers.torch.model import Recommender, SequenceRecommender, WithoutValues, fill_tables
-from embark.trainers.torch.networks.layers import center_inputs, seed_dropout
+from embark.trainers.torch.networks.layers import center_units, seed_dropout
 from embark.trainers.torch.networks.trace_network import trace_network
 from embark.trainers.torch.optimizers import fuse_into_backward, make_optimizers
 from embark.trainers.torch.phases import InputWaits, Profiler
@@ -55,7 +55,6 @@ from embark.trainers.torch.sharding import (
 from embark.trainers.torch.task_metrics import TaskHeldOut, TaskWindow
 from embark.trainers.torch.two_tower import RetrievalEvaluator, SoftmaxWindow, TwoTowers, negatives_adder, read_catalog
 from embark.trainers.torch.world import World, explain, join
-
 
 NUM_FIRST_ROWS = 8192
 """Training rows that say where the dense columns lie when the weights are initialized."""
@@ -77,8 +76,9 @@ class TorchTrainer:
         model = TwoTowers(spec, world, self.catalog, is_bf16=is_bf16) if self.catalog else \
             kind(spec.model, spec.train, world.device, is_bf16=is_bf16)
         if spec.train.dense_init == "centered" and (num_rows := min(NUM_FIRST_ROWS, source.num_train_samples)):
+            rows = torch.from_numpy(source.train_rows(0, 0, num_rows).dense.copy())
             if isinstance(bottom := getattr(model.dense, "bottom", None), nn.Sequential):
-                center_inputs(bottom[0], torch.from_numpy(source.train_rows(0, 0, num_rows).dense.copy()))
+                center_units(bottom, rows.to(world.device))
         for tables in filter(None, (model.tables, getattr(model, "sequences", None))):
             fuse_into_backward(tables, spec)
         sharders = make_sharders(spec)

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
+from torch import nn
 
 from embark import prepare_data
+from embark.run.resolve import resolve_run
 from embark.spec import resolve
+from embark.store import RunDir
 from embark.trainers import train
+from embark.trainers.torch.networks.layers import center_units
+from embark.trainers.torch.trainer import TorchBackend
 
 
 @pytest.fixture(scope="module")
@@ -33,5 +39,61 @@ def people(tmp_path_factory):
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_the_score_depends_on_the_numbers_of_a_table_with_few(people, seed):
-    result = train(resolve(people.model_dump(exclude_unset=True), [f"train.seed={seed}"]), fresh=True)
+    result = train(resolve(people.model_dump(exclude_unset=True), [
+        f"train.seed={seed}", "train.num_epochs=1"]), fresh=True)
     assert result["auc"] > 0.65  # 0.5 without them; below 0.59 where the bottom MLP has died
+
+
+SHAPES = {
+    "one bounded number": lambda draw, num: [draw.integers(18, 93, num)],
+    "one share": lambda draw, num: [draw.random(num)],
+    "mostly zero": lambda draw, num: list(np.where(draw.random((4, num)) < 0.9, 0, draw.integers(1, 99999, (4, num)))),
+    "heavy tails": lambda draw, num: list(draw.pareto(1.0, (6, num)) * 100),
+    "large and far from zero": lambda draw, num: list(draw.normal(1e6, 10, (3, num))),
+    "of both signs": lambda draw, num: list(draw.normal(0, 50, (8, num))),
+    "never positive": lambda draw, num: list(-draw.exponential(5, (5, num))),
+    "flags": lambda draw, num: list(draw.integers(0, 2, (10, num)) + 0.5),
+    "many on other scales": lambda draw, num: list(draw.random((30, num)) * 10.0 ** draw.integers(-4, 7, (30, 1))),
+    "one constant among them": lambda draw, num: [np.full(num, 7.5), draw.normal(40, 10, num)],
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_half_the_units_over_the_numbers_live_after_training(shape, tmp_path):
+    draw, num = np.random.default_rng(len(shape)), 1000
+    columns = [np.asarray(one, np.float64) for one in SHAPES[shape](draw, num)]
+    label = (draw.random(num) < np.where(columns[-1] > np.median(columns[-1]), 0.8, 0.2)).astype(int)
+    names = [f"x{number}" for number in range(len(columns))]
+    (tmp_path / "rows.csv").write_text(f"label,word,{','.join(names)}\n" + "".join(
+        f"{row[0]},w{number % 7},{','.join(f'{value:.6g}' for value in row[1:])}\n"
+        for number, row in enumerate(zip(label.tolist(), *columns, strict=True))))
+    spec = resolve({"name": "shape", "place": {"device": "cpu"}, "train": {"num_steps": 40}, "data": {
+        "kind": "prepared", "path": str(tmp_path / "data"), "dense_columns": names,
+        "prepare": {"input": str(tmp_path / "rows.csv"), "num_workers": 1}}})
+    prepare_data(spec, tmp_path / "data")
+    backend = TorchBackend()
+    with backend.join(spec.place) as world:
+        run = resolve_run(spec, world)
+        trainer = backend.build(run.spec, world, run.num_steps, run.source, RunDir(str(tmp_path)))
+        with trainer.feed(run.source, 0, run.num_steps) as batches:
+            for step in range(run.num_steps):
+                trainer.step(batches, step)
+    values = torch.from_numpy(run.source.eval_rows(0, run.source.num_eval_samples).dense)
+    shares = []
+    for layer in trainer.model.module.dense.bottom:
+        values = layer(values)
+        if isinstance(layer, nn.ReLU):
+            shares.append(float((values.std(dim=0) > 0).float().mean()))
+    assert len(shares) == 3
+    assert min(shares) >= 0.5
+
+
+def test_centered_units_are_those_of_standardized_columns_without_a_mean():
+    generator = torch.Generator().manual_seed(1)
+    rows = torch.rand(500, 3, generator=generator) * torch.tensor([1.0, 20.0, 1e4]) + torch.tensor([5.0, -40.0, 0.0])
+    layers = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Linear(8, 2))
+    weight = layers[0].weight.detach().clone()
+    center_units(layers, rows)
+    scaled = (rows - rows.mean(0)) / torch.cat([rows[:, :2].std(0, correction=0), torch.ones(1)])
+    torch.testing.assert_close(layers[0](rows), scaled @ weight.T, rtol=1e-4, atol=1e-2)
+    torch.testing.assert_close(layers(rows).mean(0), torch.zeros(2), rtol=0, atol=1e-2)

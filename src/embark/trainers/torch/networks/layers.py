@@ -91,16 +91,28 @@ def bottom_mlp(model: ModelSpec) -> nn.Module | None:
 
 
 MAX_DEVIATION = 100.0
-"""Columns that vary more, or less than its inverse, are left as they are: a step moves every weight about as far."""
+"""Columns that vary more keep their scale: a step moves every weight about as far."""
 
 
 @torch.no_grad()
-def center_inputs(first: nn.Linear, dense: Tensor) -> None:
-    """Scale and shift a layer's weights so that it starts as it would on standardized columns, by the mean and the
-    deviation of these rows. Uniform weights over columns that are never negative leave units that are zero for all
-    rows, or for none, and the first no gradient reaches."""
-    deviations, means = torch.std_mean(dense.double(), dim=0, correction=0)
-    is_usual = (deviations >= 1 / MAX_DEVIATION) & (deviations <= MAX_DEVIATION)
-    scales = torch.where(is_usual, 1 / deviations, 1.0).to(first.weight)
-    first.weight.mul_(scales)
-    first.bias.copy_(-first.weight @ torch.where(is_usual, means, 0.0).to(first.weight))
+def center_units(layers: nn.Sequential, dense: Tensor) -> None:
+    """Start as on columns that are standardized by these rows, and with units whose mean over the rows is zero before
+    their ReLU.
+
+    Each is then positive for some rows and not for others. With torch's own weights a unit over columns that are never
+    negative, or over other units, is often zero for all rows, and no gradient ever reaches it.
+    """
+    values, is_first = dense.double(), True
+    for layer in layers:
+        if isinstance(layer, nn.Linear):
+            if is_first:
+                deviations, means = torch.std_mean(values, dim=0, correction=0)
+                least = 4 * torch.finfo(torch.float32).eps * means.abs()
+                is_usual = (deviations > least) & (deviations <= MAX_DEVIATION)
+                layer.weight.mul_(torch.where(is_usual, 1 / deviations, 1.0))
+                is_first = False
+            values = values @ layer.weight.double().T
+            layer.bias.copy_(-values.mean(dim=0))
+            values += layer.bias
+        else:
+            values = values.relu()
