@@ -289,7 +289,8 @@ def main() -> None:
         shown = f"{row['alive']:6.2f}" if alive else "     –"
         print(f"{name:<15} {row['rows']:>6} {row['logistic']:8.4f} {row['lightgbm']:8.4f} {row['embark']:8.4f} "
               f"{row['seeds']:8.4f} {row['se']:6.4f} {shown} {least[0]:8.4f} "
-              f"{statistics.fmean(run['seconds'] for run in runs):5.1f} {least[1]} {[run['step'] for run in runs]}", flush=True)
+              f"{statistics.fmean(run['seconds'] for run in runs):5.1f} {least[1]} {[run['step'] for run in runs]}",
+              flush=True)
         (given.out / f"{given.half}.json").write_text(json.dumps(table, indent=1))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
@@ -127,6 +127,9 @@ class TrainSpec(Section):
     """A run (its directory, its name under `store.root` or its URI; `@STEP` or `@best` for a checkpoint of it) whose
     newest complete checkpoint gives a new run its tables and dense weights; optimizer state and steps begin anew. A run
     that resumes does not read it."""
+
+    def left_out(self) -> Collection[str]:
+        return ("dense_init",) if self.has_default("dense_init") else ()
 
 
 def divides(batch_size: int, num_ranks: int) -> bool:

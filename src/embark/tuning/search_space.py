@@ -97,9 +97,10 @@ def _parse(spec: RunSpec, argument: str) -> tuple[str, Dimension]:
     return field, Dimension(values, True, isinstance(getattr(getattr(spec, section), name, None), int))
 
 
-def default_space(spec: RunSpec, *, has_regularization: bool) -> SearchSpace:
-    """Return rates and optimizers of tables and dense layers, the batch, and how strongly the model is regularized, as
-    far as the spec allows them. The space contains the spec's own values."""
+def default_space(spec: RunSpec, *, has_regularization: bool, has_own_pace: bool = False) -> SearchSpace:
+    """Return rates and optimizers of tables and dense layers, the batch, how strongly the model is regularized, its
+    kind and width, as far as the spec allows them. The space contains the spec's own values. `has_own_pace`: each
+    trial's batch decides when it is evaluated."""
     space: dict[str, Dimension] = {}
     for field, own in own_values(spec, DEFAULTS).items():
         about = DEFAULTS[field]
@@ -108,10 +109,13 @@ def default_space(spec: RunSpec, *, has_regularization: bool) -> SearchSpace:
             space[field] = Dimension((min(low, own or low), max(high, own)), True)
             continue
         choices = about.get("choices") or [own // part for part in about["parts"] if own // part >= MIN_BATCH]
+        if about.get("is_among_them") and own not in choices:
+            continue
         allowed = tuple(value for value in dict.fromkeys([own, *choices]) if _is_allowed(spec, field, value))
         if len(allowed) > 1 and (has_regularization or not about.get("is_regularization")):
             space[field] = Dimension(allowed)
-    if spec.train.num_steps or spec.train.eval_every:  # another batch size would be another number of samples
+    # Another batch size would be another number of samples.
+    if not has_own_pace and (spec.train.num_steps or spec.train.eval_every):
         space.pop("train.batch_size", None)
     return space
 

@@ -32,7 +32,7 @@ from embark.run.resolve import resolve_run
 from embark.run.signals import StopSignals
 from embark.spec import RunSpec, to_toml
 from embark.spec.paths import with_absolute_paths
-from embark.spec.train import HeldOutMetric, measured_metrics, metric_mistake, with_train_defaults
+from embark.spec.train import EVALS_PER_EPOCH, HeldOutMetric, measured_metrics, metric_mistake, with_train_defaults
 from embark.store import RunDir, run_uri, write_atomic
 from embark.store.checkpoint_store import EARLY_STOPPING
 from embark.store.run_dir import TUNE
@@ -62,8 +62,8 @@ class TuneRequest:
     metric: HeldOutMetric | None = None
     """None: the AUC; for two towers, Recall@K; for tasks of which none is binary, the log loss."""
     search: Sequence[str] = ()
-    """Fields and their values, such as `train.learning_rate=0.001..0.1`; empty: rates, optimizers, batch size and
-    regularization."""
+    """Fields and their values, such as `train.learning_rate=0.001..0.1`; empty: rates, optimizers, batch size,
+    regularization, and the model's kind and width."""
     workers: int = 1
     """Processes that share the search, such as the jobs of an array of Slurm. One alone repeats its trials exactly."""
 
@@ -145,14 +145,17 @@ class Search:
         if (mistake := metric_mistake(spec.model, "--metric", self._metric)):
             raise UserError(f"--metric {self._metric} {mistake.what}", fix=mistake.fix)
         run = resolve_run(spec)
+        self._has_own_pace = run.spec.train.eval_every > 0 and not spec.train.eval_every
         if not run.source.num_eval_samples:
             raise UserError("embark tune compares trials on held-out samples, and the data has none",
                             fix="hold some out: data.eval_fraction, or data.num_eval_samples")
         self._num_train_samples = run.source.num_train_samples
-        self._given = with_train_defaults(with_absolute_paths(spec), self._num_train_samples)
+        self._given = with_train_defaults(
+            with_absolute_paths(spec), self._num_train_samples, run.source.num_eval_samples)
         self.spec = spec = run.spec
         self._space = parse_search(spec, request.search) or default_space(
-            spec, has_regularization=not wants_jax(spec) and spec.train.engine != "cuda_graph")
+            spec, has_regularization=not wants_jax(spec) and spec.train.engine != "cuda_graph",
+            has_own_pace=self._has_own_pace)
         self._search = {field: str(dimension) for field, dimension in self._space.items()}
         duration = {f"train.{name}": getattr(spec.train, name) for name in ("num_epochs", "num_steps", "eval_every")}
         self._subject = {**run.identity, **duration, "--metric": self._metric, "--search": self._search}
@@ -287,8 +290,9 @@ class Search:
         """Return the spec of a trial, which is evaluated at the same shares of its steps as every other."""
         spec = with_values(self.spec, {  # the budget is that of all trials together
             **trial.params, "name": trial_name(trial.number), "store.root": str(self.folder), "place.budget_usd": None})
-        share = math.ceil(num_steps_of(spec.train, self._num_train_samples) / NUM_EVALUATIONS)
-        return with_values(spec, {"train.eval_every": spec.train.eval_every or share})
+        num = spec.train.num_epochs * EVALS_PER_EPOCH if self._has_own_pace else NUM_EVALUATIONS
+        share = math.ceil(num_steps_of(spec.train, self._num_train_samples) / num)
+        return with_values(spec, {"train.eval_every": share if self._has_own_pace else spec.train.eval_every or share})
 
     def _save(self, stopped_by: str = "") -> TuneResult:
         """Write the results, for `embark watch` and for a person, and remove checkpoints that nobody needs."""

@@ -43,7 +43,8 @@ OTHER_VALUES = {
     "train.dense_optimizer": "sgd", "train.eps": 1e-6, "train.weight_decay": 0.01,
     "train.embedding_l2": 1e-5, "train.max_gradient_norm": 1.0, "train.warmup_steps": 5, "train.decay": "linear",
     "train.decay_start_step": 3, "train.decay_steps": 9, "train.final_rate": 0.1, "train.precision": "bf16",
-    "train.table_dtype": "fp16", "train.comms_dtype": "bf16", "train.seed": 3, "train.warm_start": "runs/other",
+    "train.table_dtype": "fp16", "train.comms_dtype": "bf16", "train.seed": 3, "train.dense_init": "centered",
+    "train.warm_start": "runs/other",
 }
 BASES = {"interactions": ("data.kind=interactions", "data.path=some", "model.kind=sasrec", "model.num_dense=0",
                           "model.tables=[{name='a', rows=9, pooling='none', max_length=3}, "

@@ -16,7 +16,9 @@ def test_the_default_space_contains_the_specs_own_values():
     spec = resolve(TINY, [EPOCHS, "train.learning_rate=0.5", "train.weight_decay=0.03"])
     space = default_space(spec, has_regularization=True)
     assert [*space] == ["train.learning_rate", "train.dense_learning_rate", "train.optimizer", "train.dense_optimizer",
-                        "train.batch_size", "model.dropout", "train.weight_decay", "train.embedding_l2"]
+                        "train.batch_size", "model.dropout", "train.weight_decay", "train.embedding_l2", "model.kind",
+                        "model.embedding_dim"]
+    assert space["model.kind"] == Dimension(("dlrm", "dcnv2"))
     assert space["train.learning_rate"] == Dimension((1e-3, 0.5), is_range=True)
     assert space["train.dense_learning_rate"] == Dimension((3e-4, 0.5), is_range=True)
     assert space["train.batch_size"] == Dimension((128, 32))  # 8 is too small
@@ -32,11 +34,13 @@ def test_the_default_space_contains_the_specs_own_values():
     ((), {"train.batch_size"}),  # the steps are given: another batch is another number of samples
     ((EPOCHS, "train.eval_every=4"), {"train.batch_size"}),
     ((EPOCHS, "model.tables=[{name='a', rows=10, multi_hot=3}]"), {"train.embedding_l2"}),
-    ((EPOCHS, "model.kind=mine:Model", "model.code='x'"), {"model.dropout"}),
+    ((EPOCHS, "model.kind=mine:Model", "model.code='x'"), {"model.dropout", "model.kind"}),
 ])
 def test_what_the_spec_does_not_allow_is_not_searched(sets, missing):
     every = default_space(resolve(TINY, [EPOCHS]), has_regularization=True)
     assert every.keys() - default_space(resolve(TINY, sets), has_regularization=True).keys() == missing
+    paced = default_space(resolve(TINY, [EPOCHS, "train.eval_every=4"]), has_regularization=True, has_own_pace=True)
+    assert paced.keys() == every.keys()
     plain = default_space(resolve(TINY, [EPOCHS]), has_regularization=False)
     assert every.keys() - plain.keys() == {"model.dropout", "train.weight_decay", "train.embedding_l2"}
 
