@@ -33,7 +33,8 @@ def test_a_changed_run_is_refused_untouched_and_resumed_on_the_record(tmp_path):
             "data": {"kind": "prepared", "path": str(tmp_path / "out"),
                      "prepare": {"input": str(tmp_path / "visits.csv")}},
             "train": {"batch_size": 32, "num_steps": 6, "precision": "fp32", "learning_rate": 0.01},
-            "place": {"device": "cpu"}, "store": {"root": str(tmp_path / "runs"), "checkpoint_every": 3, "keep_checkpoints": 9},
+            "place": {"device": "cpu"},
+            "store": {"root": str(tmp_path / "runs"), "checkpoint_every": 3, "keep_checkpoints": 9},
             "watch": {"every": 1, "tensorboard": False},
         }, sets)
 
