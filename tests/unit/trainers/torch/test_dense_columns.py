@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from embark import prepare_data
+from embark import evaluate, prepare_data
+from embark.run.evaluation import influence_warning
 from embark.run.resolve import resolve_run
 from embark.spec import resolve
 from embark.store import RunDir
@@ -42,6 +43,28 @@ def test_the_score_depends_on_the_numbers_of_a_table_with_few(people, seed):
     result = train(resolve(people.model_dump(exclude_unset=True), [
         f"train.seed={seed}", "train.num_epochs=1"]), fresh=True)
     assert result["auc"] > 0.65  # 0.5 without them; below 0.59 where the bottom MLP has died
+
+
+def test_own_data_trains_until_its_best_and_that_checkpoint_is_evaluated(people):
+    small = ("train.batch_size=512", "model.bottom_mlp=[32]", "model.top_mlp=[32]", "name=best",
+             "train.eval_every=36")
+    result = train(resolve(people.model_dump(exclude_unset=True), small), fresh=True)
+    state = result["early_stopping"]
+    assert state["has_stopped"] == (state["num_without_improvement"] >= 4)
+    found = evaluate(str(result["run_dir"]))
+    assert (found.step, found.auc) == (state["best_step"], pytest.approx(state["best"], abs=1e-9))
+
+
+def test_a_number_that_changes_no_prediction_is_named(people, tmp_path):
+    backend = TorchBackend()
+    with backend.join(people.place) as world:
+        run = resolve_run(people, world)
+        trainer = backend.build(run.spec, world, run.num_steps, run.source, RunDir(str(tmp_path)))
+        assert not influence_warning(trainer, run.source, run.spec, world, 0)
+        with torch.no_grad():
+            trainer.model.module.dense.bottom[0].weight[:, [0, 2]] = 0.0
+        assert influence_warning(trainer, run.source, run.spec, world, 0) == (
+            "age, gain have no influence on the predictions of 1,024 held-out samples")
 
 
 SHAPES = {
