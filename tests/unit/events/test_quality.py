@@ -54,7 +54,7 @@ def names(events: list[Event]) -> list[str]:
     return [one.name for one in quality.findings()]
 
 
-def test_a_run_that_early_stopping_ended_or_that_fell_back_is_not_still_improving():
+def test_a_run_that_stopped_early_or_fell_back_is_not_still_improving():
     for state in ({"has_stopped": True, "best_step": 400}, {"has_stopped": False, "best_step": 300}):
         assert not names([*SOUND, evaluated(400, auc=0.77), Event("end", {"early_stopping": state})])
     state = {"has_stopped": False, "best_step": 400}
