@@ -75,10 +75,10 @@ class TorchTrainer:
         kind = SequenceRecommender if spec.model.has_sequences else Recommender
         model = TwoTowers(spec, world, self.catalog, is_bf16=is_bf16) if self.catalog else \
             kind(spec.model, spec.train, world.device, is_bf16=is_bf16)
-        if spec.train.dense_init == "centered" and (num_rows := min(NUM_FIRST_ROWS, source.num_train_samples)):
-            rows = torch.from_numpy(source.train_rows(0, 0, num_rows).dense.copy())
-            if isinstance(bottom := getattr(model.dense, "bottom", None), nn.Sequential):
-                center_units(bottom, rows.to(world.device))
+        bottom = getattr(model.dense, "bottom", None)
+        num_rows = 0 if spec.stream.is_on else min(NUM_FIRST_ROWS, source.num_train_samples)
+        if spec.train.dense_init == "centered" and num_rows and isinstance(bottom, nn.Sequential):
+            center_units(bottom, torch.from_numpy(source.train_rows(0, 0, num_rows).dense.copy()).to(world.device))
         for tables in filter(None, (model.tables, getattr(model, "sequences", None))):
             fuse_into_backward(tables, spec)
         sharders = make_sharders(spec)

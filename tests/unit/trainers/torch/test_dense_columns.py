@@ -9,7 +9,7 @@ from torch import nn
 
 from embark import evaluate, prepare_data
 from embark.run.evaluation import influence_warning
-from embark.run.resolve import resolve_run
+from embark.run.resolve import resolve_evaluation, resolve_run
 from embark.spec import resolve
 from embark.store import RunDir
 from embark.trainers import train
@@ -53,6 +53,14 @@ def test_own_data_trains_until_its_best_and_that_checkpoint_is_evaluated(people)
     assert state["has_stopped"] == (state["num_without_improvement"] >= 4)
     found = evaluate(str(result["run_dir"]))
     assert (found.step, found.auc) == (state["best_step"], pytest.approx(state["best"], abs=1e-9))
+
+
+def test_a_trained_run_is_evaluated_without_reading_training_rows(people):
+    backend = TorchBackend()
+    with backend.join(people.place) as world:
+        run = resolve_run(people, world)
+        assert run.spec.train.dense_init == "centered"
+        assert resolve_evaluation(run.spec, world).train.dense_init == "uniform"
 
 
 def test_a_number_that_changes_no_prediction_is_named(people, tmp_path):
