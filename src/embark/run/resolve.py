@@ -58,8 +58,8 @@ def resolve_run(spec: RunSpec, world: World | None = None, *, allocate: Allocate
 
 
 def resolve_evaluation(spec: RunSpec, world: World) -> RunSpec:
-    """Check the spec of a trained run on this machine. A CPU has one engine, whichever trained the run; weights that are
-    loaded need no training rows to begin with."""
+    """Check the spec of a trained run on this machine. A CPU has one engine, whichever trained the run; weights
+    that are loaded need no training rows to begin with."""
     changes = {"dense_init": "uniform", **({"engine": "auto"} if world.device_type == "cpu" else {})}
     spec = spec.model_copy(update={"train": spec.train.model_copy(update=changes)})
     check_against(spec, world)
