@@ -38,6 +38,9 @@ ARTIFACT = (
 FILES = "for file in nats.yaml follow.yaml serve.yaml; do if [ -f $file ]; then kubectl {} -f $file; fi; done"
 METRICS = ("if kubectl get customresourcedefinition {} >/dev/null 2>&1; then kubectl apply -f serve_metrics.yaml; "
            "fi")
+ASK = ("code=7; while [ $code = 7 ]; do kill -0 $! 2>/dev/null; code=0; "  # Until the proxy listens, or has ended.
+       "curl -s --fail-with-body --retry 1 --retry-delay 1 --retry-connrefused -H 'Authorization: Bearer t' "
+       "--data '{{\"rows\": [{row}]}}' localhost:{port}/score || code=$?; done; [ $code = 0 ]")
 STEP_LIMIT_S = 3600.0  # Time limit on this computer.
 ENVIRONMENT = {"PROJECT": "your-project", "EMAIL": "you@example.com"}
 
@@ -101,6 +104,7 @@ def make_steps(job: Job, *, is_folder: bool = False) -> list[Step]:
         "bucket": source.split("/")[2] if endpoint else "" if store is None else store.name,
         "account": job.spec.place.storage_account, "machine": job.spec.serve.machine,
         "identity": job.spec.place.identity, "server": server_name(job.name), "row": facts["row"],
+        "ask": ASK.format(row=facts["row"], port=8080),
         "env": f"AZURE_STORAGE_ACCOUNT_NAME={job.spec.place.storage_account} " if job.cloud == "azure" else "",
         "disk": MIN_DISK_GIB + 2 * disk_gib(job.spec) if serves else "", **(found.groupdict() if found else {}),
     }
@@ -162,8 +166,7 @@ def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple
                         *(f"kubectl rollout status {part} {in_namespace} --timeout=1h"
                           for part in (*parts, f"deployment/{job.name}-serve")), *scales)),
         Step("request", (f"kubectl port-forward {in_namespace} service/{job.name}-serve 8000:80 &",
-                         "curl -s --fail-with-body --retry 300 --retry-delay 1 --retry-connrefused "
-                         "localhost:8000/v2/health/ready")),
+                         ASK.format(row=_facts()["row"], port=8000))),
         Step("cancel", (ends,)),
         Step("destroy", (*no_pool, f"(cd {there} && {script} delete --yes)")),
     ]
