@@ -61,6 +61,9 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
         spec = _spec_in(given, settings)
         # Its files name the image, and the launch script refuses one without a registry.
         job = make_job(load_spec(spec), load_catalog())
+        if image := _image_of_account(job):
+            raise UserError(f"{job.image} is of another project or account than the simulated one",
+                            fix=f"embark render {spec} --set place.image={image} --out another folder")
     else:
         job, settings, assumed = account_job(spec, settings)
     steps = make_steps(job, is_folder=given is not None)
@@ -214,12 +217,26 @@ def account_job(spec: str, settings: Sequence[str]) -> tuple[Job, list[str], lis
         image = raw["example"].format(region=job.location.region)
         own.append(f"place.image={image}")
         assumed.append(f"place.image is {image}: the spec names no registry")
+    elif image := _image_of_account(job):
+        own.append(f"place.image={image}")
+        assumed.append(f"place.image is {image}: the spec's is of another project or account than the simulated one")
     for field, name, mine in raw["taken"]:
         value = job.spec.store.root if field == "store.root" else job.spec.place.storage_account
         if name in (value, value.partition("://")[2].partition("/")[0]):
             own.append(f"{field}={value.replace(name, mine)}")
             assumed.append(f"{own[-1].replace('=', ' is ', 1)}: {name} is the examples' name, and yours must be unique")
     return make_job(load_spec(spec, own), catalog), own, assumed
+
+
+def _image_of_account(job: Job) -> str:
+    """Return the name that the image has in the account's own registry; empty if it has that, or any owner's will do.
+    """
+    raw = _facts()[job.cloud]
+    found, owner = re.match(raw["registry"], job.image), raw.get("owner")
+    if not found or not owner or found["owner"] == owner:
+        return ""
+    first, last = found.span("owner")
+    return f"{job.image[:first]}{owner}{job.image[last:]}"
 
 
 @cache

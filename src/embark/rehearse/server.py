@@ -33,6 +33,7 @@ from embark.launch.shell import LineMultiplexer, LineStream
 from embark.lint.check import lint_texts
 from embark.rehearse.controller import RESTART_S, Observer
 from embark.rehearse.downscale import Change
+from embark.rehearse.manifest import selects
 from embark.rehearse.processes import CHANGES, LOOPBACK, Processes, Start, free_port
 from embark.rehearse.rehearsal import Prepared, RehearsalReport
 from embark.rehearse.verdict import Check, Verdict
@@ -434,6 +435,21 @@ def find_port(container: K8sObject, port: str) -> tuple[str, str]:
         f"dial tcp :{number}: connect: connection refused: the program listens on {', '.join(listens)}")
 
 
+def policy_error(policies: Sequence[K8sObject], labels: Mapping[str, str], container: K8sObject, number: str) -> str:
+    """Return which NetworkPolicies keep everyone from a port of a pod, or an empty text; who may connect to the other
+    ports does not count."""
+    names, allowed = [], list[str]()
+    for one in policies:
+        types = at(one, "spec.policyTypes") or ["Ingress"]
+        if "Ingress" in types and selects(at(one, "spec.podSelector"), labels):
+            names.append(name_of(one))
+            for rule in rows(one, "spec.ingress"):
+                allowed += [find_port(container, str(port.get("port") or number))[0]
+                            for port in rows(rule, "ports") or [{}]]
+    return "" if not names or number in allowed else (
+        f"NetworkPolicy {', '.join(names)} lets nobody in to port {number}, only to {', '.join(allowed) or 'none'}")
+
+
 def probe_error(pod: Pod) -> str:
     """Return which probe asks where the pod's program does not answer, and why; an empty text if none does."""
     container = main_container(pod.spec)
@@ -453,7 +469,11 @@ def _check_service(objects: Objects, pod: Pod, container: K8sObject) -> Check:
         return Check("Service", False, "no Service selects the pods")
     wanted = [str(one.get("targetPort") or one.get("port")) for one in rows(service, "spec.ports")]
     leads = f"{name_of(service)} leads to port {', '.join(wanted)}"
-    errors = [*filter(None, (find_port(container, port)[1] for port in wanted)), *filter(None, [probe_error(pod)])]
+    policies = [one for one in objects.of_kind("NetworkPolicy") if namespace_of(one) == pod.namespace]
+    found = [find_port(container, port) for port in wanted]
+    errors = [*(error or policy_error(policies, pod.labels, container, number) for number, error in found),
+              probe_error(pod)]
+    errors = [*filter(None, errors)]
     return Check("Service", bool(wanted) and not errors, f"{leads}: {errors[0]}" if errors else leads)
 
 

@@ -154,6 +154,8 @@ EDITS = {
     "rollout": ("serve.yaml", "maxUnavailable: 1\n  #", "maxUnavailable: 0\n  #", "launch",
                 "may not be 0 when `maxSurge` is 0"),
     "target-port": ("serve.yaml", "targetPort: http", "targetPort: 8080", "request", "clicks-serve leads to port 8080"),
+    "policy-port": ("serve.yaml", "port: 8000\n    from:", "port: 80\n    from:", "request",
+                    "NetworkPolicy clicks-serve lets nobody in to port 8000, only to 80"),
     "broker-class": ("nats.yaml", "storageClassName: embark-gp3", "storageClassName: fast-ssd", "launch",
                      'storageclass.storage.k8s.io "fast-ssd" not found'),
     "spec-name": ("follow.yaml", f"{SPEC_VOLUME}-spec", SPEC_VOLUME, "launch", 'configmap "clicks" not found'),
