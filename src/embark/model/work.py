@@ -350,9 +350,9 @@ def count_field_model(model: ModelSpec) -> Counts:
             counts.linear(model.num_dense, 1, has_bias=False)
     elif model.kind == "xdeepfm":
         for number in range(num_layers):
-            num_pairs = num_fields * (model.num_feature_maps if number else num_fields)
-            counts.output_width += num_pairs * dim
-            counts.linear(num_pairs, model.num_feature_maps, dim, dim, has_bias=False)
+            counts.linear(model.num_feature_maps if number else num_fields, model.num_feature_maps * num_fields,
+                          dim, dim, has_bias=False)
+            counts.output_width += (model.num_feature_maps if number else num_fields) * dim
         num_terms = 1 + num_layers * model.num_feature_maps
     elif model.kind == "autoint":
         for _ in range(num_layers):

