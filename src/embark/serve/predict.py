@@ -116,7 +116,7 @@ def _opened(uri: str, version: int, identity: str, model_file: str) -> RequestSc
 @lru_cache(maxsize=1)
 def _exported(run: str, step: int, mark: str) -> RequestScorer:
     """Load a checkpoint; the last one stays loaded for the next call."""
-    from embark.trainers import export_run
+    from embark.export.export_run import export_run
     from embark.trainers.torch.scoring.open_model import open_on_cpu
 
     with TemporaryDirectory(prefix="embark-predict-") as folder:  # Mapped files outlive their names.
