@@ -107,6 +107,10 @@ def test_a_data_frame_without_pandas_names_the_extra(monkeypatch):
         TrainResult().to_pandas()
 
 
+def test_the_result_of_training_is_shown_without_its_lists():
+    assert repr(TrainResult(auc=0.7, score_counts=[0] * 30)) == "TrainResult({'auc': 0.7})"
+
+
 def test_rendered_files_are_linted(monkeypatch):
     spec = embark.load_spec("quickstart", ["place.machine=p5.48xlarge", "store.root=s3://bucket/runs"])
     assert "kubernetes_job.yaml" in {file.path for file in embark.render_files(spec)}

@@ -38,6 +38,11 @@ class Tabular(ABC):
 class TrainResult(dict[str, Any]):
     """The values of the last evaluation and of the end of a run; as a table, its curves."""
 
+    def __repr__(self) -> str:
+        """Return the single figures: a notebook shows the last value of a cell."""
+        shown = {name: value for name, value in self.items() if isinstance(value, (int, float, str))}
+        return f"TrainResult({shown})"
+
     def to_rows(self) -> list[dict[str, Any]]:
         """Return a row for each step that was logged or evaluated; `eval_` columns are of held-out rows."""
         rows: dict[int, dict[str, Any]] = {}
