@@ -83,7 +83,7 @@ class ImportanceResult(Tabular):
         """Return a row for each feature, with the ends of its intervals."""
         rows = []
         for one in self.features:
-            row = {"feature": one.feature, "kind": one.kind, "table": one.table}
+            row: dict[str, Any] = {"feature": one.feature, "kind": one.kind, "table": one.table}
             for name in ("log_loss_increase", "auc_drop"):
                 found: Estimate = getattr(one, name)
                 row |= {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
+from importlib import import_module
 from io import StringIO
 from typing import Any
 
@@ -97,6 +98,4 @@ def _bundle(shown: str, text: str) -> dict[str, str]:
 
 def _display(text: str) -> Any:
     """Show an output below the cell, and return the handle that updates it."""
-    from IPython.display import display
-
-    return display(_bundle(text, text), raw=True, display_id=True)
+    return import_module("IPython.display").display(_bundle(text, text), raw=True, display_id=True)
