@@ -131,10 +131,10 @@ class Numbers:
         values = np.where(is_missing, vectors["fill"], dense)
         np.clip(values, vectors["low"], vectors["high"], out=values)
         for how in ("log", "mlperf"):
-            if at := self._columns.get(how):
-                part = np.ascontiguousarray(values[:, at])
+            if columns := self._columns.get(how):
+                part = np.ascontiguousarray(values[:, columns])
                 _transform_plain(part, how)
-                values[:, at] = part
+                values[:, columns] = part
         values -= vectors["mean"]
         values /= vectors["scale"]
         np.clip(values, -vectors["limit"], vectors["limit"], out=values)
