@@ -145,7 +145,8 @@ def _values(
     """Yield one value of each row for each column. A list gives its length and one of its ids, since the ids of one row
     are not independent."""
     for name, values in zip(encoder.layout.dense, rows.dense.T, strict=True):
-        yield "dense", name, values
+        if name not in encoder.numbers.flags:  # missing values are counted beside the column itself
+            yield "dense", name, values
     for feature, ids, lengths in zip(encoder.layout.features, rows.ids, rows.lengths, strict=True):
         if feature.weights_of:
             continue

@@ -100,6 +100,11 @@ class Numbers:
         """The names of all dense values."""
         return tuple(name for code in self.codes for name in code.names)
 
+    @cached_property
+    def flags(self) -> frozenset[str]:
+        """The names of the values that say that a cell is missing."""
+        return frozenset(code.names[-1] for code in self.codes if code.has_flag)
+
     def code_of(self, name: str) -> NumberCode:
         """Return the code whose dense value has this name."""
         return next(code for code in self.codes if name in code.names)
