@@ -142,7 +142,7 @@ def main() -> int:
                 print(f"round {result.number} ({result.case}) differs after {', '.join(result.log)}:\n"
                       f"{result.difference}\n  again: bench/soak.py --seed {args.seed} --round {result.number}",
                       flush=True)
-            if not num_rounds % 20:
+            if not num_rounds % 5:
                 print(f"{num_rounds} rounds, {total.faults.total()} faults, {time.monotonic() - began:.0f} s",
                       flush=True)
     print(f"seed {args.seed}: {num_rounds} rounds, {total.faults.total()} faults "

@@ -59,7 +59,7 @@ def draw_case(rng: random.Random, trainers: list[str], stores: list[str], folder
         f"seed = {rng.randint(0, 99)}", f'decay = "{rng.choice(["none", "cosine"])}"', "warmup_steps = 5",
         f"eval_every = {rng.choice([0, 15])}",
         *([f'engine = "{rng.choice(["cuda_graph", "pipeline"])}"'] if is_cuda else []),
-        "[place]", f'device = "{device if trainer == "torch" else "jax"}"', "timeout_s = 20",
+        "[place]", f'device = "{device if trainer == "torch" else "jax"}"', "timeout_s = 120",
         "[store]", f"checkpoint_every = {rng.randint(2, 6)}", f"keep_checkpoints = {keep}",
         f"in_background = {str(rng.random() < 0.7).lower()}", "[watch]", "every = 1", "tensorboard = false",
     ]

@@ -18,8 +18,9 @@ from soak_comparison import Difference, Result
 HOOK = "soak_hooks:disturb"
 FAULTS_A_ROUND = 12
 HASTY = {"max_retries": 9, "first_wait_s": 0.02, "longest_wait_s": 0.1, "give_up_s": 60}
-LEASE = {"EMBARK_LEASE_S": "2"}
-WAIT_S = 120.0
+LEASE = {"EMBARK_LEASE_S": "6"}
+"""A lease that a process on a starved machine still renews in time."""
+WAIT_S = 400.0
 """When a start that records nothing and does not end is a difference of its own."""
 POINTS = (  # A rank of which, where it is killed.
     ("last", "embark.run.checkpointer:Checkpointer.begin", ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from account_shell import ScriptResult, run_shell
@@ -14,6 +15,7 @@ from cloudsim.gcp import project_of
 from cloudsim.server import open_account
 from embark.catalog import load_catalog
 from embark.lint.rendered import render_folder
+from embark.rehearse import processes
 from embark.rehearse.account_scripts import ENVIRONMENT, make_steps
 from embark.render.job import make_job
 from embark.render.serving import ENDPOINTS
@@ -36,8 +38,9 @@ SMALL = ("embark train", "embark export")  # What makes the small model.
 
 
 def deploy(target: str, root: Path, fault: tuple[str, str, str] = ("", "", ""), *, account: Account | None = None,
-           has_model: bool = False, more: str = "", **env: str) -> ScriptResult:
-    """Go from an empty account to `deploy`, with a fault in a file or in the steps; `more` follows."""
+           python: str = "", more: str = "", **env: str) -> ScriptResult:
+    """Go from an empty account to `deploy`, with a fault in a file or in the steps; `more` follows. With a `python` to
+    run `embark` there is a model."""
     sets = [*SETS[target], f"place.target={target}"]
     render_folder("quickstart", sets, out=root / "folder")
     job = make_job(load_spec("quickstart", sets), load_catalog())
@@ -50,12 +53,16 @@ def deploy(target: str, root: Path, fault: tuple[str, str, str] = ("", "", ""), 
         for line in "\n".join(step.commands).splitlines():
             if line.startswith("embark image"):
                 lines += [f"docker build --tag {job.image} .", f"docker push {job.image}"]
-            elif has_model or not any(one in line for one in SMALL):
+            elif python or not any(one in line for one in SMALL):
                 lines.append(line)
         if step.title == "deploy":
             break
     text = "\n".join(["set -eo pipefail", *lines, more])
-    (root / "state").mkdir(exist_ok=True)
+    (root / "state" / "programs").mkdir(parents=True, exist_ok=True)
+    if python:
+        program = root / "state" / "programs" / "embark"
+        program.write_text(f'#!/bin/sh\nexec "{python}" -m embark "$@"\n')
+        program.chmod(0o755)
     opened = account or open_account(job.cloud, root / "state")
     try:
         return run_shell(opened, once(old, new, text) if file == STEPS else text, root / "folder",
@@ -178,6 +185,13 @@ def test_a_volume_without_room_for_the_versions_is_refused(target: str, words: s
     assert re.search(words, done.headline), done.headline
 
 
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch, warm_python: str) -> str:
+    """Fork `embark` and its servers from a process that has imported torch."""
+    monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=warm_python))
+    return warm_python
+
+
 HEALTH = {
     "cloud-run": ("cloud_run.yaml", "path: /v2/health/ready", "path: /health", "GET /health .* status 404"),
     "vertex-endpoint": ("vertex_endpoint.sh", "--container-health-route=/v2/health/ready",
@@ -188,16 +202,16 @@ HEALTH = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("target", HEALTH)
-def test_a_wrong_health_route_is_named(target: str, tmp_path: Path):
+def test_a_wrong_health_route_is_named(target: str, tmp_path: Path, forked: str):
     file, old, new, headline = HEALTH[target]
-    done = deploy(target, tmp_path, (file, old, new), has_model=True)
+    done = deploy(target, tmp_path, (file, old, new), python=forked)
     assert done.code != 0
     assert re.search(headline, done.headline), done.output[-3000:]
 
 
 @pytest.mark.slow
-def test_a_service_inside_a_network_is_not_reached_from_outside(tmp_path: Path):
-    done = deploy("cloud-run", tmp_path, has_model=True, more="""
+def test_a_service_inside_a_network_is_not_reached_from_outside(tmp_path: Path, forked: str):
+    done = deploy("cloud-run", tmp_path, python=forked, more="""
 gcloud components install cloud-run-proxy
 gcloud run services proxy quickstart-serve --region=us-central1""")
     assert done.code != 0
@@ -205,8 +219,8 @@ gcloud run services proxy quickstart-serve --region=us-central1""")
 
 
 @pytest.mark.slow
-def test_a_failed_update_keeps_the_old_machines_and_says_why(tmp_path: Path):
-    done = deploy("sagemaker", tmp_path, has_model=True, more="""
+def test_a_failed_update_keeps_the_old_machines_and_says_why(tmp_path: Path, forked: str):
+    done = deploy("sagemaker", tmp_path, python=forked, more="""
 sed -i 's#"8080"#"8000"#; s#"ModelName": "[^"]*#&x#' sagemaker_model.json
 sed -i -E 's#"(Model|EndpointConfig)Name": "[^"]*#&x#' sagemaker_endpoint_config.json
 sed -i 's#^VERSION=.*#&x#' sagemaker.sh

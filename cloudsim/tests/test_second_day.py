@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from account_shell import ScriptResult, run_shell
@@ -17,6 +18,7 @@ from cloudsim.programs import QUIET_S
 from cloudsim.programs.kubectl import Kubectl
 from cloudsim.server import open_account
 from embark.lint.rendered import render_folder
+from embark.rehearse import processes
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +145,8 @@ def trains_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "_train", lambda cluster, job: programs.Outcome(True, ""))
 
 
-def test_a_corrected_spec_trains_and_its_machines_end(walk_of):
+def test_a_corrected_spec_trains_and_its_machines_end(walk_of, warm_python, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(processes, "sys", SimpleNamespace(executable=warm_python))
     walk = walk_of("aws")
     walk.render()
     walk.push()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import time
 from pathlib import Path
@@ -93,3 +94,30 @@ def test_an_example_s_names_become_names_that_the_account_may_have(cloud: str):
     assert mine in (job.spec.place.storage_account, job.spec.store.root.split("/")[2])
     renamed = [f"{field}={settings[1].partition('=')[2].replace(mine, 'own7')}"]
     assert len(account_scripts.account_job(str(example), renamed)[2]) == 1, "one's own name stays"
+
+
+@pytest.mark.parametrize(("cloud", "image", "mine"), [
+    ("aws", "999988887777.dkr.ecr.eu-west-1.amazonaws.com/team/embark:1",
+     "123456789012.dkr.ecr.eu-west-1.amazonaws.com/team/embark:1"),
+    ("gcp", "us-central1-docker.pkg.dev/my-project/embark/embark:1",
+     "us-central1-docker.pkg.dev/your-project/embark/embark:1")])
+def test_an_image_of_another_account_is_renamed_or_refused(cloud: str, image: str, mine: str, tmp_path: Path):
+    example = Path(__file__).parents[2] / "examples" / "cloud_deployment" / cloud / "run.toml"
+    job, settings, assumed = account_scripts.account_job(str(example), [f"place.image={image}"])
+    assert job.image == mine
+    assert settings[1] == f"place.image={mine}"
+    assert "another project or account" in assumed[0]
+    render_folder(str(example), [f"place.image={image}"], out=tmp_path / "run")
+    with pytest.raises(UserError, match="another project or account") as refused:
+        account_scripts.rehearse_scripts(str(tmp_path / "run"), (), lambda step: None)
+    assert f"place.image={mine}" in refused.value.fix
+
+
+def test_the_registry_may_be_in_another_region_than_the_machines():
+    settings = ["place.cloud=aws", "place.target=serve", "place.region=us-east-2", "store.root=s3://own-7/runs",
+                "serve.machine=c7i.xlarge", "place.image=123456789012.dkr.ecr.eu-west-1.amazonaws.com/embark:1"]
+    job = account_scripts.account_job("quickstart", settings)[0]
+    steps = {step.title: " ".join(step.commands) for step in account_scripts.make_steps(job)}
+    for title in ("image", "machines", "destroy", "delete bucket and registry"):
+        is_of_images = title in ("image", "delete bucket and registry")
+        assert re.findall(r"--region (\S+)", steps[title])[0] == ("eu-west-1" if is_of_images else "us-east-2"), title

@@ -14,8 +14,10 @@ from embark.lint.rendered import render_spec as render_files
 from embark.plan.plan import PlanRequest
 from embark.plan.plan import plan as plan_run
 from embark.plan.serving import ServeRequest, plan_serving
+from embark.report.compare import compare_runs
 from embark.report.context import read_run
 from embark.serve.endpoint import Endpoint
+from embark.serve.predict import predict
 from embark.serve.score_file import score_file
 from embark.serve.server import serve as serve_model
 from embark.spec import RunSpec, load_spec
@@ -27,8 +29,8 @@ from embark.tuning.tune import TuneRequest, tune
 __version__: str
 __all__ = [
     "EmbarkError", "Endpoint", "PlanRequest", "RunSpec", "ScoringDevice", "ServeRequest", "TuneRequest", "check_data",
-    "diagnose_run", "evaluate", "export_run", "feature_importance", "lint_files",
-    "list_checkpoints", "list_versions", "load_spec", "plan_here", "plan_run", "plan_serving", "prepare_data",
-    "read_run", "render_files", "rollback_model", "score_file", "serve_model", "train", "tune", "write_embeddings",
-    "write_id_maps",
+    "compare_runs", "diagnose_run", "evaluate", "export_run", "feature_importance", "lint_files",
+    "list_checkpoints", "list_versions", "load_spec", "plan_here", "plan_run", "plan_serving", "predict",
+    "prepare_data", "read_run", "render_files", "rollback_model", "score_file", "serve_model", "train", "tune",
+    "write_embeddings", "write_id_maps",
 ]

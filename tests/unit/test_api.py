@@ -5,17 +5,25 @@ from __future__ import annotations
 import ast
 import inspect
 import json
+import math
 import re
+import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import embark
 from embark.__main__ import run
-from embark.errors import UserError
-from embark.events.events import to_jsonable
+from embark.errors import MissingPackage, UserError
+from embark.events.events import Event, to_jsonable
+from embark.events.results import TrainResult
 from embark.lint import rendered
 from embark.render.folder import File
+from embark.run.evaluate_run import EvaluationResult
+from embark.run.feature_metrics import Estimate, FeatureImportance, ImportanceResult
+from embark.spec import to_toml
+from embark.tuning.tune import TrialResult, TuneResult
 
 GUIDE = Path(__file__).parents[2] / "docs" / "start" / "python-api.md"
 
@@ -46,6 +54,63 @@ def test_a_plan_is_what_the_command_prints(capsys):
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(to_jsonable(embark.plan_run(spec).to_dict())))
 
 
+def test_a_plan_is_a_table_of_machines():
+    spec = embark.load_spec("laptop")
+    across = embark.plan_run(spec, embark.PlanRequest(across=True)).to_pandas()
+    assert across["total_usd"].is_monotonic_increasing
+    assert len(across) > 5
+    rows = embark.plan_run(embark.load_spec("laptop", ["place.machine=a2-highgpu-1g"])).to_rows()
+    assert [row["machine"] for row in rows if row["how"] == "as asked"] == ["a2-highgpu-1g"]
+    serving = embark.plan_serving(spec, embark.ServeRequest(qps=200, p99_ms=60))
+    assert list(serving.to_pandas()["machine"]) == [one.machine for one in serving.offers]
+    assert embark.plan_here(spec).to_pandas()["device"].tolist() == ["cpu"]
+
+
+def test_features_tasks_and_trials_are_rows():
+    loss, auc = Estimate(0.2, 0.1, 0.3), Estimate(0.0, -0.1, 0.1)
+    found = ImportanceResult("runs/a", 9, "", "", "rows", 100, 0.5, 0.7, (
+        FeatureImportance("city", "sparse", "city", loss, auc),), "permuted")
+    assert found.to_rows() == [{
+        "feature": "city", "kind": "sparse", "table": "city", "log_loss_increase": 0.2, "log_loss_increase_low": 0.1,
+        "log_loss_increase_high": 0.3, "auc_drop": 0.0, "auc_drop_low": -0.1, "auc_drop_high": 0.1,
+        "differs_from_0": True}]
+    assert found.to_dict() == to_jsonable(found)
+    whole = EvaluationResult("runs/a", 9, "", "test", "rows", "CPU", 100, 0.7, 0.9, 0.5, math.nan)
+    assert whole.to_rows()[0]["auc"] == 0.7
+    assert whole.to_dict()["calibration"] is None
+    tasks = replace(whole, tasks={"click": {"auc": 0.7}, "stars": {"mse": 2.0}}).to_pandas()
+    assert tasks["task"].tolist() == ["click", "stars"]
+    assert tasks["mse"].isna().tolist() == [True, False]
+    assert replace(whole, ranking={"recall_at_k": 0.3, "k": 20, "num_users": 7}).to_rows()[0]["recall_at_k"] == 0.3
+    trials = tuple(TrialResult(number, "complete", 0.7, {"train.learning_rate": 0.1 * number}, "runs/t", 3.0, None)
+                   for number in range(2))
+    tuned = TuneResult("runs/t", "auc", {}, trials, 2, "trials", 1, 0.7, 0.7, "best.toml", 6.0, None)
+    assert tuned.to_pandas()["train.learning_rate"].tolist() == [0.0, 0.1]
+
+
+def test_runs_are_compared_by_name(tmp_path):
+    runs = [embark.load_spec("laptop", [f"name={name}", f"store.root={tmp_path}"]) for name in "ab"]
+    for number, spec in enumerate(runs):
+        folder = tmp_path / spec.name
+        folder.mkdir()
+        (folder / "spec.toml").write_text(to_toml(spec))
+        events = [Event("start", {"name": spec.name, "num_steps": 2}),
+                  Event("eval", {"step": 2, "auc": (7 + number) / 10})]
+        (folder / "events.jsonl").write_text("".join(f"{event.to_json()}\n" for event in events))
+    found = embark.compare_runs([f"{tmp_path}/a", f"{tmp_path}/b"])
+    assert found.to_pandas().set_index("run")["eval_auc"].to_dict() == {"a": 0.7, "b": 0.8}
+
+
+def test_a_data_frame_without_pandas_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(MissingPackage, match=r"embark-rec\[notebook\]"):
+        TrainResult().to_pandas()
+
+
+def test_the_result_of_training_is_shown_without_its_lists():
+    assert repr(TrainResult(auc=0.7, score_counts=[0] * 30)) == "TrainResult({'auc': 0.7})"
+
+
 def test_rendered_files_are_linted(monkeypatch):
     spec = embark.load_spec("quickstart", ["place.machine=p5.48xlarge", "store.root=s3://bucket/runs"])
     assert "kubernetes_job.yaml" in {file.path for file in embark.render_files(spec)}
@@ -74,9 +139,17 @@ def test_one_path_or_several_are_linted_fixed_and_diagnosed(tmp_path, as_given):
 
 def test_the_guide_s_example_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    names = {}
     for code in re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL):
-        exec(compile(code, str(GUIDE), "exec"), {})
-    assert "committed" in capsys.readouterr().out
+        exec(compile(code, str(GUIDE), "exec"), names)
+    shown = capsys.readouterr().out
+    assert "committed" in shown
+    assert "held out" not in shown  # a script shows no progress unless it asks
+    curves = names["result"].to_pandas()
+    assert curves["step"].iloc[-1] == names["result"].to_dict()["step"] == 20
+    assert curves["eval_auc"].notna().sum() == 1
+    assert embark.train(names["spec"], progress=True).to_pandas().equals(curves)
+    assert "is finished: 20 steps" in capsys.readouterr().out
 
 
 def test_the_stub_names_the_same_functions():

@@ -51,6 +51,7 @@ def shell(command: str, directory: Path, env: dict[str, str] = ENVIRONMENT) -> s
         ("guides/export.md", "1,000 scores by version 1"),
         ("guides/publish.md", "passes the gate"),
         ("guides/retrieval.md", "Recall@20"),
+        ("guides/models.md", "fits one g6.xlarge"),
         ("guides/tasks.md", "10 scores by version 1"),
         ("guides/cost.md", "of its budget of"),
         ("guides/sequences.md", "Hit@10"),

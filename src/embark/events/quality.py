@@ -15,9 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from embark.events.drift import LOGITS
 from embark.events.events import Event
 from embark.events.traffic import TRAFFIC_KINDS, TrafficRecord, findings
 from embark.formatting import format_count, format_float, to_finite, to_one_line
+from embark.spec.user_code import file_of, is_custom
 
 RULES = Path(__file__).with_name("quality.toml")
 LEAK_AUC = 0.995  # Clicks are never predicted that well.
@@ -61,6 +63,7 @@ class Quality:
         self._notes: dict[str, str] = {}  # Sentences by the name of the rule.
         self._has_stopped_early = False
         self._has_stream = False
+        self._model_file = ""  # The file of a custom model.
         self.traffic = TrafficRecord()  # The events of a server.
 
     def add(self, event: Event) -> None:
@@ -72,6 +75,8 @@ class Quality:
         step = to_finite(values.get("step"))
         if event.kind == "start":
             self._has_stream = bool(values.get("stream"))
+            kind = str(values.get("model_kind", ""))
+            self._model_file = file_of(kind) if is_custom(kind) else ""
         if event.kind == "start" and not to_finite(values.get("first_step")):
             self._train, self._evals, self._notes = {}, {}, {}
         elif event.kind == "step" and step is not None:
@@ -115,6 +120,9 @@ class Quality:
             yield "rate-does-nothing", {"what": what}
         elif auc is not None and num >= MIN_SAMPLES and last_step >= MIN_STEPS and abs(auc - 0.5) <= CHANCE:
             yield "learned-nothing", {"auc": format_float(auc), "steps": format_count(last_step)}
+        if self._model_file and num >= MIN_SAMPLES / 10 and _are_probabilities(held.get("score_counts")):
+            yield "logits-like-probabilities", {"file": self._model_file}
+            return  # which explains how it is calibrated
         calibration = to_finite(held.get("calibration"))
         if calibration is not None and abs(calibration - 1) > max(OFF, 3 / math.sqrt(max(1.0, _num_clicks(held)))):
             yield "miscalibrated", {"ratio": f"{calibration:.2f}"}
@@ -152,6 +160,15 @@ class Quality:
         """Return the training window that ends nearest to a step."""
         at = min(self._train, key=lambda one: abs(one - step), default=None)
         return {} if at is None else self._train[at]
+
+
+def _are_probabilities(counts: Any) -> bool:
+    """Return whether all logits counted, by bins of `events.drift`, are from 0 to 1."""
+    if not isinstance(counts, list) or len(counts) != len(LOGITS) + 1:
+        return False
+    num = [to_finite(one) or 0.0 for one in counts]
+    first, behind = (int(np.searchsorted(LOGITS, edge, side="right")) for edge in (0.0, 1.0))
+    return 0 < sum(num) == sum(num[first:behind])
 
 
 def _num_clicks(held: Mapping[str, Any]) -> float:

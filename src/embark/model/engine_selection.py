@@ -22,7 +22,7 @@ def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
     if requested == "pipeline":
         return "pipeline", "requested"
     if requested == "cuda_graph":
-        if obstacle and (spec.model.is_custom or spec.model.tasks):
+        if obstacle and (spec.model.goes_back_by_autograd or spec.model.tasks):
             return "pipeline", obstacle
         if obstacle:
             raise UserError(f'train.engine = "cuda_graph" cannot be used: {obstacle}',
@@ -44,8 +44,8 @@ def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool)
         return f"{spec.model.kind} does not run without values, as a captured step must: {note.partition(': ')[2]}"
     if sequence := next((t for t in spec.model.tables if t.is_sequence), None):
         return f"{sequence.name} is a sequence, and the captured step pools the rows of every feature"
-    if spec.model.has_dynamic_tables and spec.model.is_custom:
-        return "a custom network is not captured with dynamic tables"
+    if spec.model.has_dynamic_tables and spec.model.goes_back_by_autograd:
+        return f"{spec.model.kind} is not captured with dynamic tables"
     if weighted := next((t for t in spec.model.tables if t.weights_column), None):
         return f"the ids of {weighted.name} have weights, which the captured step has no place for"
     if copied := next((t for t in spec.model.tables if t.sharding == "data_parallel"), None):

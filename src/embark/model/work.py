@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from embark.model.placement import Placement, Shard, state_bytes, table_value_bytes, tables_by_name
 from embark.spec import ModelSpec, RunSpec, StoredTable
+from embark.spec.model import FIELD_KINDS
 from embark.spec.sequence import SEQUENCE_KINDS
 from embark.spec.two_tower import is_item_table
 
@@ -80,7 +81,7 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class DenseWork:
-    """Totals of two towers, of a network over sequences, or of a custom network, as its trace counts them."""
+    """Totals of a network without `Layers`; of a custom one, as its trace counts them."""
 
     num_values: int = 0
     flops_per_sample: float = 0.0
@@ -100,8 +101,8 @@ def dense_work_of(model: ModelSpec, batch_size: int = 0) -> Layers | DenseWork:
     """
     if model.kind == "two_tower":
         return _two_tower_work(model, batch_size)
-    if model.kind in SEQUENCE_KINDS:
-        found = count_sequence_model(model)
+    if model.kind in (*SEQUENCE_KINDS, *FIELD_KINDS):
+        found = (count_field_model if model.kind in FIELD_KINDS else count_sequence_model)(model)
         return DenseWork(found.num_values, found.flops_per_sample, found.output_width, found.num_layers, note="")
     return TRACED.get(model, DenseWork()) if model.is_custom else layers_of(model)
 
@@ -254,9 +255,10 @@ class Counts:
         self.num_values = self.num_layers = 0
         self.flops_per_sample = self.output_width = 0.0
 
-    def linear(self, num_in: int, num_out: int, mean_rows: float = 1.0, max_rows: float = 1.0) -> None:
+    def linear(self, num_in: int, num_out: int, mean_rows: float = 1.0, max_rows: float = 1.0, *,
+               has_bias: bool = True) -> None:
         """Add a dense layer over rows of a sample, forward and backward: six operations for each weight and row."""
-        self.num_values += (num_in + 1) * num_out
+        self.num_values += (num_in + has_bias) * num_out
         self.num_layers += 1
         self.flops_per_sample += 6 * mean_rows * num_in * num_out
         self.output_width += max_rows * num_out
@@ -326,6 +328,76 @@ def _count_head(counts: Counts, model: ModelSpec, width: int) -> None:
         width += model.embedding_dim
     width += sum(table.dim or 0 for table in model.table_list() if table.name not in roles)
     counts.mlp(width, (*model.top_mlp, 1))
+
+
+def count_field_model(model: ModelSpec) -> Counts:
+    """Count a network over fields; what autograd keeps is what its operations read."""
+    counts, dims = Counts(), [table.dim or 0 for table in model.table_list()]
+    dim, num_layers = model.embedding_dim, model.num_cross_layers
+    if model.num_dense and model.kind != "wide_deep":
+        dims = [dim] * model.num_dense + dims
+        counts.num_values += model.num_dense * dim
+    width, num_fields, num_terms = sum(dims), len(dims), 0
+    if model.kind == "wide_deep":
+        width += model.num_dense
+    counts.output_width += width
+    if model.kind == "deepfm":
+        counts.output_width += dim
+        num_terms = 2
+    elif model.kind == "wide_deep":
+        num_terms = 1
+        if model.num_dense:
+            counts.linear(model.num_dense, 1, has_bias=False)
+    elif model.kind == "xdeepfm":
+        for number in range(num_layers):
+            counts.linear(model.num_feature_maps if number else num_fields, model.num_feature_maps * num_fields,
+                          dim, dim, has_bias=False)
+            counts.output_width += (model.num_feature_maps if number else num_fields) * dim
+        num_terms = 1 + num_layers * model.num_feature_maps
+    elif model.kind == "autoint":
+        for _ in range(num_layers):
+            for _ in range(4):
+                counts.linear(dim, dim, num_fields, num_fields, has_bias=False)
+            counts.products(2 * num_fields**2, dim)
+            counts.output_width += model.num_heads * num_fields**2
+        num_terms = width
+    elif model.kind == "finalmlp":
+        for _ in range(2):
+            counts.mlp(width, (dim, width))
+            counts.mlp(width, model.top_mlp)
+            counts.output_width += 2 * width
+        out = model.top_mlp[-1]
+        counts.linear(out // model.num_heads, out // model.num_heads, model.num_heads, model.num_heads, has_bias=False)
+        counts.num_values += (model.num_heads - 1) * (out // model.num_heads) ** 2
+        width, num_terms = 2 * out, model.num_heads
+    else:
+        rank = min(model.cross_rank, width)
+        counts.num_values += 2 * width
+        counts.output_width += 3 * width
+        for _ in range(num_layers):
+            counts.mlp(width, (rank, width))
+            counts.linear(width, rank, has_bias=False)
+            counts.num_values += 2 * rank
+            counts.output_width += width + 2 * rank
+        width = rank * num_layers
+    _count_top(counts, model, width, num_terms)
+    return counts
+
+
+def _count_top(counts: Counts, model: ModelSpec, width: int, num_terms: int) -> None:
+    """Add the deep part of a network over fields, or the head of several tasks."""
+    if model.tasks:
+        head = task_layers_of(model, width + num_terms)
+        for pair in head.sizes:
+            counts.linear(*pair)
+        counts.flops_per_sample += 6 * head.mixed_width
+        counts.output_width += head.mixed_width + width + num_terms
+        return
+    counts.mlp(width, (1,) if model.kind == "finalmlp" else (*model.top_mlp, 1))
+    if model.kind in ("xdeepfm", "autoint"):
+        weighed = num_terms - (model.kind == "xdeepfm")
+        counts.linear(weighed, 1, has_bias=False)
+        counts.output_width += weighed
 
 
 @dataclass(frozen=True, slots=True)

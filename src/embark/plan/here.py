@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from embark.catalog import Gpu, load_catalog
 from embark.errors import UserError
+from embark.events.results import Tabular
 from embark.formatting import format_duration, pluralize
 from embark.model.engine_selection import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
 from embark.model.placement import Cluster
@@ -42,7 +43,7 @@ class ThisMachine:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalPlan:
+class LocalPlan(Tabular):
     """A spec on this machine, in as many ranks as it takes."""
 
     machine: ThisMachine
@@ -61,6 +62,13 @@ class LocalPlan:
     @property
     def train_s(self) -> float | None:
         return None if self.step is None else self.step.total_s * self.workload.num_steps
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return one row."""
+        return [{
+            "machine": self.machine.description, "device": self.device, "num_ranks": self.num_ranks,
+            "engine": self.engine, "precision": self.precision, "fits": self.is_ok,
+            "step_ms": None if self.step is None else self.step.total_s * 1e3, "train_s": self.train_s}]
 
     def to_dict(self) -> dict[str, Any]:
         """Return everything, with units in the names."""

@@ -122,7 +122,7 @@ def cuda_graph_bytes(spec: RunSpec, placement: Placement, rank: int, precision: 
         wire = wire_bytes(spec, size)
         exchange = wire * (2 * looked_up.pooled_values + samples * sum(t.dim or 0 for t in tables))
         exchange += 4 * (3 * looked_up.num_ids + samples * num_ids) + 8 * (looked_up.num_ids + samples * num_ids)
-    dense, per_sample = (_own_network_bytes if model.is_custom else _flat_dense_bytes)(spec, size, samples)
+    dense, per_sample = (_own_network_bytes if model.goes_back_by_autograd else _flat_dense_bytes)(spec, size, samples)
     return ByteCounts(on_device, state, dense, 0.0, samples * (per_sample + 4), keys,
                       2 * samples * 4 * (1 + model.num_dense + num_ids), exchange,
                       _id_map_bytes(spec, placement.num_ranks))
@@ -246,7 +246,7 @@ def _flat_dense_bytes(spec: RunSpec, size: int, samples: float) -> tuple[float, 
 
 
 def _own_network_bytes(spec: RunSpec, size: int, samples: float) -> tuple[float, float]:
-    """Return the bytes of a custom network, as `_flat_dense_bytes` does.
+    """Return the bytes of a network that goes back by autograd, as `_flat_dense_bytes` does.
 
     A sample has its inputs, pooled rows and their gradients in fp32, what autograd keeps, and its gradient.
     """

@@ -10,6 +10,7 @@ from embark.catalog.machine import CLOUDS
 from embark.catalog.pricing import Purchase, purchase_of
 from embark.catalog.regions import region_of
 from embark.errors import UserError, nearest
+from embark.events.results import Tabular
 from embark.formatting import format_duration, format_usd
 from embark.model.placement import Planner
 from embark.plan.closed_form import CachedPlanner
@@ -76,7 +77,7 @@ DEFAULT_REQUEST = PlanRequest()
 
 
 @dataclass(frozen=True, slots=True)
-class MachinePlan:
+class MachinePlan(Tabular):
     """A spec planned for its machines."""
 
     estimate: Estimate
@@ -86,6 +87,10 @@ class MachinePlan:
     sentence: str
     is_ok: bool  # It fits, within the deadline and the budget.
 
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for these machines, and one for each of the nearest that fit."""
+        return [{"how": "as asked", **_row(self.estimate, self.purchase)}, *self.to_dict()["nearest"]]
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything, with units in the names."""
         alternatives = [{"how": n.how, **_row(n.estimate, self.purchase)} for n in self.verdict.nearest]
@@ -94,7 +99,7 @@ class MachinePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class CatalogPlan:
+class CatalogPlan(Tabular):
     """A spec planned for every machine of the catalog."""
 
     survey: Survey
@@ -107,6 +112,10 @@ class CatalogPlan:
     def is_ok(self) -> bool:
         """Whether something fits, within the deadline and the budget."""
         return bool(self.ranked)
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each type of machine, best first."""
+        return list(self.to_dict()["ranked"])
 
     def to_dict(self) -> dict[str, Any]:
         found = self.survey

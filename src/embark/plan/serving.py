@@ -9,9 +9,10 @@ with a server's.
 import math
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -19,6 +20,7 @@ from embark.catalog import Price, load_catalog, lowest_price
 from embark.catalog.machine import CLOUDS, CpuMachine
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase, hourly_usd
 from embark.errors import UserError, nearest
+from embark.events.results import Tabular
 from embark.export.quantize import TABLE_DTYPES, TableDtype, row_format
 from embark.export.write_version import MAX_SHARE
 from embark.formatting import format_usd, pluralize
@@ -92,7 +94,7 @@ class TableMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class ServePlan:
+class ServePlan(Tabular):
     """The number of replicas that are needed, and the machines and costs for them."""
 
     sentence: str
@@ -111,6 +113,10 @@ class ServePlan:
     offers: tuple[ServeOffer, ...]  # Cheapest first, then those without room or price.
     by_tables: tuple[TableMemory, ...]
     basis: str
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each type of machine, the cheapest first."""
+        return [asdict(one) for one in self.offers]
 
 
 @cache

@@ -38,6 +38,9 @@ ARTIFACT = (
 FILES = "for file in nats.yaml follow.yaml serve.yaml; do if [ -f $file ]; then kubectl {} -f $file; fi; done"
 METRICS = ("if kubectl get customresourcedefinition {} >/dev/null 2>&1; then kubectl apply -f serve_metrics.yaml; "
            "fi")
+ASK = ("code=7; while [ $code = 7 ]; do kill -0 $! 2>/dev/null; code=0; "  # Until the proxy listens, or has ended.
+       "curl -s --fail-with-body --retry 1 --retry-delay 1 --retry-connrefused -H 'Authorization: Bearer t' "
+       "--data '{{\"rows\": [{row}]}}' localhost:{port}/score || code=$?; done; [ $code = 0 ]")
 STEP_LIMIT_S = 3600.0  # Time limit on this computer.
 ENVIRONMENT = {"PROJECT": "your-project", "EMAIL": "you@example.com"}
 
@@ -58,6 +61,9 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
         spec = _spec_in(given, settings)
         # Its files name the image, and the launch script refuses one without a registry.
         job = make_job(load_spec(spec), load_catalog())
+        if image := _image_of_account(job):
+            raise UserError(f"{job.image} is of another project or account than the simulated one",
+                            fix=f"embark render {spec} --set place.image={image} --out another folder")
     else:
         job, settings, assumed = account_job(spec, settings)
     steps = make_steps(job, is_folder=given is not None)
@@ -101,6 +107,7 @@ def make_steps(job: Job, *, is_folder: bool = False) -> list[Step]:
         "bucket": source.split("/")[2] if endpoint else "" if store is None else store.name,
         "account": job.spec.place.storage_account, "machine": job.spec.serve.machine,
         "identity": job.spec.place.identity, "server": server_name(job.name), "row": facts["row"],
+        "ask": ASK.format(row=facts["row"], port=8080),
         "env": f"AZURE_STORAGE_ACCOUNT_NAME={job.spec.place.storage_account} " if job.cloud == "azure" else "",
         "disk": MIN_DISK_GIB + 2 * disk_gib(job.spec) if serves else "", **(found.groupdict() if found else {}),
     }
@@ -162,8 +169,7 @@ def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple
                         *(f"kubectl rollout status {part} {in_namespace} --timeout=1h"
                           for part in (*parts, f"deployment/{job.name}-serve")), *scales)),
         Step("request", (f"kubectl port-forward {in_namespace} service/{job.name}-serve 8000:80 &",
-                         "curl -s --fail-with-body --retry 300 --retry-delay 1 --retry-connrefused "
-                         "localhost:8000/v2/health/ready")),
+                         ASK.format(row=_facts()["row"], port=8000))),
         Step("cancel", (ends,)),
         Step("destroy", (*no_pool, f"(cd {there} && {script} delete --yes)")),
     ]
@@ -211,12 +217,26 @@ def account_job(spec: str, settings: Sequence[str]) -> tuple[Job, list[str], lis
         image = raw["example"].format(region=job.location.region)
         own.append(f"place.image={image}")
         assumed.append(f"place.image is {image}: the spec names no registry")
+    elif image := _image_of_account(job):
+        own.append(f"place.image={image}")
+        assumed.append(f"place.image is {image}: the spec's is of another project or account than the simulated one")
     for field, name, mine in raw["taken"]:
         value = job.spec.store.root if field == "store.root" else job.spec.place.storage_account
         if name in (value, value.partition("://")[2].partition("/")[0]):
             own.append(f"{field}={value.replace(name, mine)}")
             assumed.append(f"{own[-1].replace('=', ' is ', 1)}: {name} is the examples' name, and yours must be unique")
     return make_job(load_spec(spec, own), catalog), own, assumed
+
+
+def _image_of_account(job: Job) -> str:
+    """Return the name that the image has in the account's own registry; empty if it has that, or any owner's will do.
+    """
+    raw = _facts()[job.cloud]
+    found, owner = re.match(raw["registry"], job.image), raw.get("owner")
+    if not found or not owner or found["owner"] == owner:
+        return ""
+    first, last = found.span("owner")
+    return f"{job.image[:first]}{owner}{job.image[last:]}"
 
 
 @cache

@@ -48,7 +48,7 @@ class Servers:
             running = kubelet.start(pod_here(pod, artifact, artifact, port), port,
                                     str(at(main_container(pod.spec), "readinessProbe.httpGet.path") or ""))
             is_ready = kubelet.wait(lambda: running.is_up)
-            error = "" if is_ready else "\n".join(running.last_lines) or "the server is not ready"
+            error = "" if is_ready else running.refusal or "\n".join(running.last_lines) or "the server is not ready"
             self._by_pod[key] = _Server(kubelet, processes, running, error)
         return self._by_pod[key].error
 

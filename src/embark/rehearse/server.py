@@ -8,6 +8,7 @@ import json
 import re
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +33,7 @@ from embark.launch.shell import LineMultiplexer, LineStream
 from embark.lint.check import lint_texts
 from embark.rehearse.controller import RESTART_S, Observer
 from embark.rehearse.downscale import Change
+from embark.rehearse.manifest import selects
 from embark.rehearse.processes import CHANGES, LOOPBACK, Processes, Start, free_port
 from embark.rehearse.rehearsal import Prepared, RehearsalReport
 from embark.rehearse.verdict import Check, Verdict
@@ -120,12 +122,31 @@ class RunningPod:
     probe: str = ""  # The path of the readiness probe.
     num_starts: int = 1
     is_ready: bool = False
+    refusal: str = ""  # A probe that the server does not know or may not answer, and the status of its answer.
     last_lines: list[str] = field(default_factory=list)
 
     @property
     def is_up(self) -> bool:
         """Whether a Service would send requests to it."""
         return self.is_ready and self.lines.code is None
+
+    def answers_probes(self) -> bool:
+        """Ask the readiness probe; before its first good answer also the others, as a kubelet would begin with them."""
+        container = main_container(self.pod.spec)
+        others = {} if self.is_ready else {name: str(at(container, f"{name}.httpGet.path") or "")
+                                           for name in ("startupProbe", "livenessProbe")}
+        for name, path in {"readinessProbe": self.probe, **others}.items():
+            try:
+                if path:
+                    urllib.request.urlopen(f"http://{LOOPBACK}:{self.port}{path}", timeout=5).close()
+            except urllib.error.HTTPError as error:
+                error.close()
+                if 400 <= error.code < 500:
+                    self.refusal = f"{name} failed: GET {path} was answered with status {error.code}"
+                return False
+            except OSError:
+                return False
+        return True
 
     def get(self, path: str) -> str | None:
         """Return the body of the pod's answer; None without an answer."""
@@ -158,12 +179,12 @@ class Kubelet:
         self._processes.kill(one.start)
 
     def wait(self, is_so: Callable[[], bool]) -> bool:
-        """Wait for a condition; False if the time limit passes or a pod was started too often."""
+        """Wait for a condition; False if the time limit passes, a pod was started too often or refuses a probe."""
         while not is_so():
             self.take(0.05)
             self._look()
             if time.monotonic() > self._until_s or any(
-                    one.num_starts > MAX_STARTS and not one.is_ready for one in self.pods):
+                    one.refusal or (one.num_starts > MAX_STARTS and not one.is_ready) for one in self.pods):
                 return False
         return True
 
@@ -194,7 +215,7 @@ class Kubelet:
                 one.start, one.lines = self._start(one.pod)
                 one.num_starts, one.is_ready = one.num_starts + 1, False
             elif one.port:
-                one.is_ready = one.get(one.probe) is not None if one.probe else True
+                one.is_ready = one.answers_probes()
 
     def _start(self, pod: Pod) -> tuple[Start, LineStream]:
         start = Start(pod, self._number, 0)
@@ -306,8 +327,10 @@ class ServerRehearsal:
 
     def not_ready(self, checks: Sequence[Check]) -> Verdict:
         broken = next(one for one in self.replicas if not one.is_up)
-        return Verdict(False, f"{broken.pod.name} does not become ready", "embark serve with the same arguments "
-                       "shows why", "\n".join(broken.last_lines[-3:]), tuple(checks))
+        sentence, fix = f"{broken.pod.name} does not become ready", "embark serve with the same arguments shows why"
+        if broken.refusal:
+            sentence, fix = f"{sentence}: {broken.refusal}", "the probes' paths are those of embark render's manifest"
+        return Verdict(False, sentence, fix, "\n".join(broken.last_lines[-3:]), tuple(checks))
 
     def check_requests(self, *, before: str = "", is_answering: bool = True) -> Check:
         """Stop the clients, and check what became of their requests."""
@@ -412,6 +435,21 @@ def find_port(container: K8sObject, port: str) -> tuple[str, str]:
         f"dial tcp :{number}: connect: connection refused: the program listens on {', '.join(listens)}")
 
 
+def policy_error(policies: Sequence[K8sObject], labels: Mapping[str, str], container: K8sObject, number: str) -> str:
+    """Return which NetworkPolicies keep everyone from a port of a pod, or an empty text; who may connect to the other
+    ports does not count."""
+    names, allowed = [], list[str]()
+    for one in policies:
+        types = at(one, "spec.policyTypes") or ["Ingress"]
+        if "Ingress" in types and selects(at(one, "spec.podSelector"), labels):
+            names.append(name_of(one))
+            for rule in rows(one, "spec.ingress"):
+                allowed += [find_port(container, str(port.get("port") or number))[0]
+                            for port in rows(rule, "ports") or [{}]]
+    return "" if not names or number in allowed else (
+        f"NetworkPolicy {', '.join(names)} lets nobody in to port {number}, only to {', '.join(allowed) or 'none'}")
+
+
 def probe_error(pod: Pod) -> str:
     """Return which probe asks where the pod's program does not answer, and why; an empty text if none does."""
     container = main_container(pod.spec)
@@ -431,7 +469,11 @@ def _check_service(objects: Objects, pod: Pod, container: K8sObject) -> Check:
         return Check("Service", False, "no Service selects the pods")
     wanted = [str(one.get("targetPort") or one.get("port")) for one in rows(service, "spec.ports")]
     leads = f"{name_of(service)} leads to port {', '.join(wanted)}"
-    errors = [*filter(None, (find_port(container, port)[1] for port in wanted)), *filter(None, [probe_error(pod)])]
+    policies = [one for one in objects.of_kind("NetworkPolicy") if namespace_of(one) == pod.namespace]
+    found = [find_port(container, port) for port in wanted]
+    errors = [*(error or policy_error(policies, pod.labels, container, number) for number, error in found),
+              probe_error(pod)]
+    errors = [*filter(None, errors)]
     return Check("Service", bool(wanted) and not errors, f"{leads}: {errors[0]}" if errors else leads)
 
 

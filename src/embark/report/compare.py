@@ -3,10 +3,11 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from embark.errors import UserError
 from embark.events.events import Change, shown_value
+from embark.events.results import Tabular
 from embark.formatting import (
     MISSING,
     format_bytes,
@@ -20,7 +21,7 @@ from embark.formatting import (
     to_finite,
 )
 from embark.report.charts import format_time, overlaid
-from embark.report.context import RunContext, State
+from embark.report.context import RunContext, State, read_run
 from embark.report.document import Code, Document, Table, Tile, Tone, Words, sections_with_something
 from embark.report.report import TONES
 from embark.report.spec_rows import differences, field_of
@@ -87,7 +88,7 @@ class SpecDifference:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(Tabular):
     """The comparison of several runs: the better one, and why."""
 
     sentence: str
@@ -95,6 +96,11 @@ class Comparison:
     runs: tuple[ComparedRun, ...]
     spec: tuple[SpecDifference, ...]
     report: str | None = None  # The page, where one was written.
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each run: where it is, how it stands, and its figures."""
+        return [{"run": run.name, "state": run.state, **{row.name: run.values.get(row.name) for row in self.rows()}}
+                for run in self.runs]
 
     def best_of(self, row: Row) -> int | None:
         """Return the index of the best run in a row; None if it is not known or all are equal. A low training loss does
@@ -113,10 +119,12 @@ class Comparison:
         return [row for row in ROWS if any(run.values.get(row.name) is not None for run in self.runs)]
 
 
-def compare_runs(contexts: Sequence[RunContext]) -> Comparison:
-    """Find which of the runs was better, and what differs between them."""
-    if len(contexts) < 2:
+def compare_runs(given: Sequence[str | RunContext]) -> Comparison:
+    """Find which of the runs was better, and what differs between them. They are given as `read_run` reads them, or by
+    name."""
+    if len(given) < 2:
         raise UserError("a comparison needs two runs or more", fix="embark compare RUN RUN")
+    contexts = [read_run(one, is_brief=True) if isinstance(one, str) else one for one in given]
     runs = tuple(ComparedRun(name, one.uri, one.status.state, one.status.sentence, _values(one), one)
                  for name, one in zip(_unique_names(contexts), contexts, strict=True))
     best, sentence = _verdict(runs)

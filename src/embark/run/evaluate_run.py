@@ -7,10 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from embark.data import open_source
 from embark.data.evaluation_rows import EvaluationRows, open_rows
 from embark.errors import EmbarkError
+from embark.events.results import Tabular
 from embark.run.evaluation import Evaluation
 from embark.run.resolve import resolve_evaluation
 from embark.run.trainer import Trainer, TrainerBackend, World
@@ -21,7 +23,7 @@ from embark.store.checkpoint_inspect import TrainedRun
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationResult:
+class EvaluationResult(Tabular):
     """The metrics of one checkpoint on some rows."""
 
     run: str
@@ -38,6 +40,16 @@ class EvaluationResult:
     ranking: Mapping[str, float] | None = None  # The metrics of two towers, which have no others.
     tasks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # Metrics of `model.tasks`, by name.
     notes: tuple[str, ...] = ()
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return the metrics in one row, or in one for each task."""
+        where = {"run": self.run, "step": self.step, "split": self.split, "num_samples": self.num_samples}
+        if self.tasks:
+            return [{**where, "task": name, **metrics} for name, metrics in self.tasks.items()]
+        metrics = self.ranking if self.ranking is not None else {
+            "auc": self.auc, "normalized_entropy": self.normalized_entropy, "log_loss": self.log_loss,
+            "calibration": self.calibration}
+        return [{**where, **metrics}]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, stdev
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +25,7 @@ from embark.data.evaluation_rows import EvaluationRows, open_rows
 from embark.data.permuted_rows import RowsInMemory
 from embark.data.task_labels import main_label
 from embark.errors import DataError, UserError
+from embark.events.results import Tabular
 from embark.run.evaluate_run import LoadedRun, loaded
 from embark.run.evaluation import Evaluation
 from embark.run.trainer import TrainerBackend
@@ -62,7 +64,7 @@ class FeatureImportance:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportanceResult:
+class ImportanceResult(Tabular):
     """All features, the most important by log loss first."""
 
     run: str
@@ -76,6 +78,17 @@ class ImportanceResult:
     features: tuple[FeatureImportance, ...]
     method: str
     notes: tuple[str, ...] = ()
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each feature, with the ends of its intervals."""
+        rows = []
+        for one in self.features:
+            row: dict[str, Any] = {"feature": one.feature, "kind": one.kind, "table": one.table}
+            for name in ("log_loss_increase", "auc_drop"):
+                found: Estimate = getattr(one, name)
+                row |= {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}
+            rows.append({**row, "differs_from_0": not one.log_loss_increase.includes_zero})
+        return rows
 
 
 def _refuse_without_features(trained: TrainedRun) -> None:

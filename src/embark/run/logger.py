@@ -153,7 +153,8 @@ def log_start(
         write_atomic(run_dir.spec, to_toml(spec))
         write_atomic(run_dir.plan, plan_text(layout))
     logger.log("start", {
-        "name": spec.name, "run_dir": run_dir.uri, "is_fresh": run_dir.is_fresh, "attempt": run_dir.attempt,
+        "name": spec.name, "model_kind": spec.model.kind, "run_dir": run_dir.uri, "is_fresh": run_dir.is_fresh,
+        "attempt": run_dir.attempt,
         "device": world.device_type, "device_name": world.device_name,
         "world_size": world.num_devices, "engine": trainer.engine.name, "engine_reason": trainer.engine.reason,
         "precision": trainer.precision, "num_steps": 0 if run.data.is_endless else run.num_steps, "first_step": step,

@@ -188,14 +188,14 @@ class RequestScorer:
         self.artifact, self.device, rows = artifact, device, artifact.info.rows
         self._score_number_rows = score_numbers
         self.on_rows: OnRows | None = None
-        self._parser, self._encoder, self._score = RowParser(rows.columns, rows.prepare), artifact.encoder, score
+        self.parser, self._encoder, self._score = RowParser(rows.columns, rows.prepare), artifact.encoder, score
         self.retriever: Retriever | None = None  # Set for a retrieval model.
         self.model: ScoringModel | None = None  # The model behind `score`, if another version may be made of it.
 
     @property
     def columns(self) -> list[str]:
         """The columns that the model takes."""
-        return self._parser.columns
+        return self.parser.columns
 
     def empty_request(self) -> RequestColumns:
         """Return a request of one row without a value."""
@@ -260,7 +260,7 @@ class RequestScorer:
         return whole, raw.select(np.repeat(is_whole, nums))
 
     def _rows(self, rows: RequestColumns) -> RawRows:
-        numbers, parser = np.arange(len(rows)), self._parser
+        numbers, parser = np.arange(len(rows)), self.parser
         return self._encoder.readable(parser.parse(
             lambda name: rows.column(name, parser), Location(numbers, numbers, len(rows)), "the request"))
 

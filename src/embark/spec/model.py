@@ -23,7 +23,14 @@ BUCKET_SLOTS = 32
 BUCKET_COUNTERS = 128
 """Counters of a bucket with `admit = "count"`, which the ids without a row share by their hash."""
 DYNAMIC_FIELDS = ("ids", "capacity", "admit", "admit_count", "admit_probability", "evict", "half_life", "max_new")
-DYNAMIC_KINDS = ("dlrm", "dcnv2")
+FIELD_KINDS = ("deepfm", "wide_deep", "xdeepfm", "autoint", "finalmlp", "masknet")
+"""Models whose features, numbers and tables alike, are fields with a vector each."""
+FIRST_ORDER_KINDS = ("deepfm", "wide_deep", "xdeepfm")
+"""Models in which a row's first number is the weight of its id in a linear part, and the others are its vector."""
+ONE_WIDTH_KINDS = ("dlrm", "deepfm", "xdeepfm", "autoint", "masknet")
+"""Models that multiply or compare the vectors of all tables, which have one width."""
+POOLED_KINDS = ("dlrm", "dcnv2", *FIELD_KINDS)
+"""Models of one pooled vector for each table, which may be dynamic."""
 Rows = Annotated[int, Field(gt=0, le=2**31 - 1)]  # ids are 32 bits wide
 Width = Annotated[int, Field(gt=0, le=2**20)]
 Capacity = Annotated[int, Field(gt=0, le=2**31 - 64)]
@@ -202,12 +209,17 @@ class StoredTable:
         return self.mean_ids if self.is_sequence else float(len(self.features))
 
 
-class ModelSpec(Section):
-    """The model: DLRM, DLRM-DCNv2, two towers or a custom one, over any list of tables."""
+OWN_FIELDS = {"num_heads": ("autoint", "finalmlp"), "num_feature_maps": ("xdeepfm",)}
+"""Fields that only some kinds read."""
 
-    kind: Literal["dlrm", "dcnv2", "two_tower", "din", "sasrec", "hstu"] | \
-        Annotated[str, Field(pattern=CUSTOM_KIND, max_length=200)] = "dlrm"
-    """`dlrm`: all pairwise dot products. `dcnv2`: low-rank cross layers. `two_tower`: retrieval
+
+class ModelSpec(Section):
+    """The model: one of those below or a custom one, over any list of tables."""
+
+    kind: Literal["dlrm", "dcnv2", "deepfm", "wide_deep", "xdeepfm", "autoint", "finalmlp", "masknet", "two_tower",
+                  "din", "sasrec", "hstu"] | Annotated[str, Field(pattern=CUSTOM_KIND, max_length=200)] = "dlrm"
+    """`dlrm`: all pairwise dot products. `dcnv2`: low-rank cross layers. `deepfm`, `wide_deep`, `xdeepfm`, `autoint`,
+    `finalmlp`, `masknet`: as in their papers (docs/guides/models.md). `two_tower`: retrieval
     (docs/guides/retrieval.md). `din`, `sasrec`, `hstu`: attention over a sequence (docs/guides/sequences.md).
     `my_model:MyModel`: the class `MyModel` of `my_model.py` beside the spec, whose code is run
     (docs/guides/custom-models.md)."""
@@ -218,16 +230,23 @@ class ModelSpec(Section):
     embedding_dim: Width = 64
     """Width of the embedding rows, and of the bottom MLP's output."""
     bottom_mlp: LayerSizes = (512, 256)
-    """Hidden layers over the dense features; an output layer of `embedding_dim` is appended."""
+    """Hidden layers over the dense features; an output layer of `embedding_dim` is appended. The kinds of
+    docs/guides/models.md have none: there a number is a field, as an id is."""
     top_mlp: LayerSizes = (512, 256)
     """Hidden layers over the interaction; an output layer of size 1 is appended."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Share of the hidden units of both MLPs that a training step drops, chosen anew for each sample and step by
     `train.seed`, the same at any number of ranks. Evaluation drops none."""
     num_cross_layers: PositiveInt = Field(default=3, le=1000)
-    """`dcnv2` only: number of cross layers."""
+    """Number of cross layers of `dcnv2`, of layers of feature maps of `xdeepfm`, of attention layers of `autoint`, of
+    mask blocks of `masknet`."""
     cross_rank: Width = 512
-    """`dcnv2` only: rank of each cross layer's matrix."""
+    """`dcnv2`: rank of each cross layer's matrix. `masknet`: width of each block and of its mask's hidden layer."""
+    num_heads: PositiveInt = Field(default=2, le=1024)
+    """`autoint`: attention heads, which share `embedding_dim`. `finalmlp`: heads of the product that joins its two
+    streams, which share the last width of `top_mlp`."""
+    num_feature_maps: Width = 16
+    """`xdeepfm` only: feature maps of each layer."""
     num_tables: PositiveInt = Field(default=26, le=MAX_TABLES)
     """Number of tables, named `cat_0`, `cat_1`, …; ignored if `tables` is given."""
     rows_per_table: Rows | Annotated[tuple[Rows, ...], Field(strict=False, max_length=MAX_TABLES)] = 100_000
@@ -251,7 +270,8 @@ class ModelSpec(Section):
     """Hidden layers of each task's own, over the head; an output layer is appended."""
 
     def left_out(self) -> Collection[str]:
-        return () if self.tasks else ("tasks", *HEAD_FIELDS)
+        own = [name for name in OWN_FIELDS if self.has_default(name)]
+        return own if self.tasks else ("tasks", *HEAD_FIELDS, *own)
 
     @field_validator("tables", mode="before")
     @classmethod
@@ -333,6 +353,11 @@ class ModelSpec(Section):
         return is_custom(self.kind)
 
     @property
+    def goes_back_by_autograd(self) -> bool:
+        """Whether the captured step leaves the network's gradients to autograd, not to kernels of its own."""
+        return self.is_custom or self.kind in FIELD_KINDS
+
+    @property
     def gives_tables(self) -> bool:
         """Whether the spec names the tables; if not, prepared data may."""
         return bool(self.tables) or not self.model_fields_set.isdisjoint({"num_tables", "rows_per_table"})
@@ -387,9 +412,9 @@ def dynamic_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                                     'set evict = "lfu" or admit = "count", or leave it out')
     if not spec.model.has_dynamic_tables:
         return
-    if spec.model.kind not in DYNAMIC_KINDS and not spec.model.is_custom:
+    if spec.model.kind not in POOLED_KINDS and not spec.model.is_custom:
         yield conflict("model.kind", spec.model.kind, "takes no dynamic tables",
-                       f'use one of {", ".join(DYNAMIC_KINDS)}, a custom model, or ids = "rows"')
+                       f'use one of {", ".join(POOLED_KINDS)}, a custom model, or ids = "rows"')
     if spec.place.device in ("jax", "tpu"):
         yield conflict("place.device", spec.place.device, "the JAX trainer has no dynamic tables",
                        'use "cpu" or "cuda", or ids = "rows"')

@@ -8,7 +8,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 from embark.errors import Mistake, SpecError, conflict, nearest
 from embark.spec.data import DataSpec, interactions_mistakes, moment
 from embark.spec.features import LEGACY_DENSE, FeaturesSpec, features_mistakes, legacy_features
-from embark.spec.model import SHARED, ModelSpec, dynamic_mistakes
+from embark.spec.model import ONE_WIDTH_KINDS, OWN_FIELDS, SHARED, ModelSpec, dynamic_mistakes
 from embark.spec.place import CLUSTER_TARGETS, ELASTIC_TARGETS, EXISTING_FIELDS, PlaceSpec
 from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
 from embark.spec.sequence import EMBEDDING_SHARDINGS, sequence_mistakes
@@ -179,11 +179,21 @@ def _model_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     for name in sorted({n for n in names if names.count(n) > 1}):
         yield conflict("model.tables", name, "two tables have this name", "give each table a unique name")
     yield from _sharing_mistakes(model)
-    for index, table in enumerate(model.tables if model.kind == "dlrm" else ()):
+    for index, table in enumerate(model.tables if model.kind in ONE_WIDTH_KINDS else ()):
         if table.dim not in (None, model.embedding_dim):
-            yield conflict(f"model.tables.{index}.dim", table.dim, "DLRM takes dot products between rows, so every "
-                           f"table is model.embedding_dim = {model.embedding_dim} wide",
+            yield conflict(f"model.tables.{index}.dim", table.dim, f'"{model.kind}" multiplies rows of all tables with '
+                           f"each other, so every table is model.embedding_dim = {model.embedding_dim} wide",
                            f"leave dim out, set it to {model.embedding_dim}, or set model.kind = \"dcnv2\"")
+    for name, kinds in OWN_FIELDS.items():
+        if model.kind not in kinds and not model.is_custom:
+            yield from model.unused("model", [name], f'on "{model.kind}"',
+                                    f"leave it out, or set model.kind = \"{kinds[0]}\"")
+    shared = {"autoint": model.embedding_dim, "finalmlp": model.top_mlp[-1] if model.top_mlp else 0}.get(model.kind)
+    if shared == 0:
+        yield conflict("model.top_mlp", [], "is empty, and finalmlp joins the outputs of two such MLPs",
+                       "give it a hidden layer")
+    elif shared and shared % model.num_heads:
+        yield conflict("model.num_heads", model.num_heads, f"does not divide the width {shared}", "use a divisor")
     for index, table in enumerate(model.table_list()):
         if table.dim and table.dim % 4:
             is_custom = index < len(model.tables) and model.tables[index].dim

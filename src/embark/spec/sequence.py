@@ -67,7 +67,7 @@ def sequence_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         yield from _role_mistakes(spec)
     elif model.sequence != SequenceSpec() and not model.is_custom:
         yield conflict("model.sequence", "", f'has no effect on model.kind = "{model.kind}"', "leave it out")
-    if model.has_sequences and model.kind in ("dlrm", "dcnv2"):
+    if model.has_sequences and model.kind not in (*SEQUENCE_KINDS, "two_tower") and not model.is_custom:
         name = next(name for name, table in tables.items() if table.is_sequence)
         yield conflict("model.tables", name, f'model.kind = "{model.kind}" takes pooled features, not sequences',
                        'pooling = "sum" or "mean", or model.kind = "din", "sasrec", "hstu" or your own')

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -15,6 +16,7 @@ from embark.spec.run import accepting
 
 if TYPE_CHECKING:
     from embark.events import Sink
+    from embark.events.results import TrainResult
     from embark.export.artifact import ItemIndexInfo
     from embark.export.export_run import ExportResult
     from embark.export.quantize import TableDtype
@@ -33,24 +35,35 @@ DEVICES = ("jax", "tpu")
 
 def train(
     spec: RunSpec, view: Sequence[Sink] = (), *, fresh: bool = False, accept_change: Sequence[str] = (),
-    signals: StopSignals | None = None,
-) -> dict[str, Any]:
+    signals: StopSignals | None = None, progress: bool | None = None,
+) -> TrainResult:
     """Train a spec on this machine: start it, resume it, or leave a finished run alone; see `run.loop.train`.
 
-    Returns the values of the last evaluation and of the end. `view` are sinks for the run's events. `accept_change`
+    Returns the values of the last evaluation and of the end. `view` are sinks for the run's events; without any, a
+    notebook shows the run as it trains, and other programs show nothing unless `progress` is true. `accept_change`
     names fields that may differ from the run's checkpoints, or `data`.
     """
+    from embark.events.results import TrainResult
     from embark.run.loop import train as train_with
     from embark.run.open_run import RunOpener
     from embark.run.signals import StopSignals
 
-    spec = accepting(spec, accept_change)
+    spec, view = accepting(spec, accept_change), view or default_view(progress)
     if not fresh and (values := finished_result(spec, view)) is not None:
-        return values
+        return TrainResult(values)
     with ExitStack() as at_end:
         opener = RunOpener(signals or at_end.enter_context(StopSignals()), view, at_end)
         begin(spec, opener, fresh=fresh)
-        return train_with(spec, open_backend(spec), view, fresh=fresh, opener=opener)
+        return TrainResult(train_with(spec, open_backend(spec), view, fresh=fresh, opener=opener))
+
+
+def default_view(progress: bool | None) -> Sequence[Sink]:
+    """Return the view of a run that was started from Python."""
+    if progress is None and "IPython" not in sys.modules:  # importing rich takes a tenth of a second
+        return ()
+    from embark.events.sinks.notebook import default_view as view_here
+
+    return view_here(progress)
 
 
 def begin(spec: RunSpec, opener: RunOpener, *, fresh: bool) -> None:

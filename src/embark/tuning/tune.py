@@ -22,6 +22,7 @@ from embark.errors import Diverged, OverBudget, RunInUse, UserError
 from embark.events import Event, Fanout, Sink, read_events
 from embark.events.events import to_jsonable
 from embark.events.metrics import metric
+from embark.events.results import Tabular
 from embark.events.sinks.services import require_packages
 from embark.events.spending import attempts
 from embark.formatting import format_usd
@@ -82,7 +83,7 @@ class TrialResult:
 
 
 @dataclass(frozen=True, slots=True)
-class TuneResult:
+class TuneResult(Tabular):
     """All trials so far."""
 
     folder: str
@@ -97,6 +98,11 @@ class TuneResult:
     best_spec: str
     seconds: float
     usd: float | None
+
+    def to_rows(self) -> list[dict[str, Any]]:
+        """Return a row for each trial, with a column for each field that is searched."""
+        return [{"number": one.number, "state": one.state, "value": one.value, **one.values, "seconds": one.seconds,
+                 "usd": one.usd, "run_dir": one.run_dir} for one in self.trials]
 
 
 def tune(

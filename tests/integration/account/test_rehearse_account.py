@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
+from integration.account.guide import WarmSession
 
 from embark.__main__ import run
+from embark.rehearse import account_scripts
 
 PLACES = {
     "aws": ("place.machine=p4d.24xlarge", "place.region=us-west-2", "place.zone=us-west-2b", "store.root=s3://own-7/runs"),
@@ -25,6 +28,12 @@ WALKS = {
     "azure": (("place.target=vm", "data.path=az://own-7/rows"), MACHINE_STEPS),
     "gcp": (("place.target=job", "place.volume=filestore-zonal", "data.path=/mnt/data/rows"), POD_STEPS),
 }
+
+
+@pytest.fixture
+def forked(monkeypatch: pytest.MonkeyPatch, warm_python: str) -> None:
+    """Fork `embark` and the programs of pods; plain machines are walked with programs that import all by themselves."""
+    monkeypatch.setattr(account_scripts, "AccountSession", partial(WarmSession, python=warm_python))
 
 
 def rehearse(cloud: str, *more: str) -> int:
@@ -81,7 +90,13 @@ machine = "m7i.2xlarge"
 """
 
 
+def assert_scored(report: dict) -> None:
+    answer = next(step["output"] for step in report["steps"] if step["title"] == "request")
+    assert re.search(r'"(scores|predictions)\\*": ?\[0\.\d+', answer), answer
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("target", ["serve", "follow"])
 def test_servers_are_walked_there_and_back(target: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     if target == "serve":
@@ -94,6 +109,7 @@ def test_servers_are_walked_there_and_back(target: str, capsys: pytest.CaptureFi
     assert not failed, failed[0]["output"][-3000:] + failed[0]["error"]
     assert [step["title"] for step in report["steps"] if step["title"] != "tools and project"] == [
         "image", *SERVING_STEPS, "delete bucket and registry"]
+    assert_scored(report)
     assert report["paid"] == [], "the broker's disk is gone too"
     assert code == 0
 
@@ -108,6 +124,7 @@ ENDPOINTS = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("target", ENDPOINTS)
 def test_endpoints_are_walked_there_and_back(target: str, capsys: pytest.CaptureFixture[str]):
     cloud, before, *settings = ENDPOINTS[target]
@@ -120,8 +137,7 @@ def test_endpoints_are_walked_there_and_back(target: str, capsys: pytest.Capture
     assert [step["title"] for step in report["steps"] if step["title"] != "tools and project"] == [
         "image", "artifact", before, "deploy", "deploy again: what exists stays", "request", "delete",
         "delete bucket and registry"]
-    answer = next(step["output"] for step in report["steps"] if step["title"] == "request")
-    assert re.search(r'"(scores|predictions)\\*": ?\[0\.\d+', answer), answer
+    assert_scored(report)
     assert report["paid"] == []
     assert code == 0
 
@@ -132,10 +148,14 @@ SPEC_VOLUME = "configMap:\n          name: clicks"
 EDITS = {
     "probe-port": ("serve.yaml", f"{READY}http", f"{READY}8080", "launch",
                    "startupProbe failed: dial tcp :8080: connect: connection refused"),
+    "probe-path": ("serve.yaml", "path: /v2/health/live", "path: /v2/healthz/live", "launch",
+                   "livenessProbe failed: GET /v2/healthz/live was answered with status 404"),
     "memory": ("serve.yaml", "memory: ", "memory: 10", "launch", "Insufficient memory"),
     "rollout": ("serve.yaml", "maxUnavailable: 1\n  #", "maxUnavailable: 0\n  #", "launch",
                 "may not be 0 when `maxSurge` is 0"),
     "target-port": ("serve.yaml", "targetPort: http", "targetPort: 8080", "request", "clicks-serve leads to port 8080"),
+    "policy-port": ("serve.yaml", "port: 8000\n    from:", "port: 80\n    from:", "request",
+                    "NetworkPolicy clicks-serve lets nobody in to port 8000, only to 80"),
     "broker-class": ("nats.yaml", "storageClassName: embark-gp3", "storageClassName: fast-ssd", "launch",
                      'storageclass.storage.k8s.io "fast-ssd" not found'),
     "spec-name": ("follow.yaml", f"{SPEC_VOLUME}-spec", SPEC_VOLUME, "launch", 'configmap "clicks" not found'),
@@ -143,6 +163,7 @@ EDITS = {
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("edit", EDITS)
 def test_the_edits_of_servers_manifests_are_rehearsed(edit: str, capsys: pytest.CaptureFixture[str], tmp_path: Path):
     name, old, new, title, cause = EDITS[edit]

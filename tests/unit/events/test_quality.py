@@ -1,12 +1,14 @@
 """What a run's figures say about the model is named, with the next thing to try, and a sound run has no finding."""
 
 import json
+from typing import Any
 
 import pytest
 from served_traffic import TROUBLES
 
 from embark.diagnose.report import diagnose
 from embark.diagnose.source import DiagnosedFile
+from embark.events.drift import NUM_SCORE_BINS
 from embark.events.events import Event
 from embark.events.quality import Quality, quality_rules
 from embark.report.context import RunContext, diagnose_run
@@ -17,7 +19,7 @@ from embark.report.run_files import RunFiles
 GOOD = {"auc": 0.75, "log_loss": 0.45, "normalized_entropy": 0.85, "calibration": 1.02, "num_samples": 20000}
 
 
-def evaluated(step: int, **values: float) -> Event:
+def evaluated(step: int, **values: Any) -> Event:
     return Event("eval", {**GOOD, "step": step, **values})
 
 
@@ -27,6 +29,14 @@ def trained(*losses: float, auc: float = 0.76) -> list[Event]:
               for i, loss in enumerate(losses))]
 
 
+def scored(kind: str, *bins: int) -> list[Event]:
+    """A run of a model of this kind, whose held-out logits are in these bins of half a unit; the 17th begins at 0."""
+    start, *rest = trained(0.6, 0.55)
+    counts = [1000 * (number in bins) for number in range(NUM_SCORE_BINS)]
+    return [Event("start", {**start.values, "model_kind": kind}), *rest,
+            evaluated(200, calibration=2.5, score_counts=counts)]
+
+
 SOUND = [*trained(0.5, 0.46, 0.44), evaluated(100, log_loss=0.48), evaluated(200, log_loss=0.46), evaluated(300)]
 CASES = {
     "overfitting": [*trained(0.5, 0.4, 0.3), evaluated(100, log_loss=0.46), evaluated(300, log_loss=0.52)],
@@ -34,6 +44,7 @@ CASES = {
     "label-leaks": [*trained(0.5, 0.1), evaluated(200, auc=0.9991)],
     "learned-nothing": [*trained(0.69, 0.69, auc=0.5), evaluated(200, auc=0.503)],
     "miscalibrated": [*trained(0.5, 0.45), evaluated(200, calibration=1.14)],
+    "logits-like-probabilities": scored("my_model:MyModel", 17, 18),
     "rate-does-nothing": [*trained(0.6931, 0.6932), evaluated(100, log_loss=0.69312), evaluated(200, log_loss=0.69312)],
     "columns-not-used": [*SOUND, Event("note", {"level": "warning", "text": "columns not used: title, url"})],
     "ids-clipped": [*SOUND, Event("note", {"text": "column 'c': ids outside 0 to 9: 2, the first is 12 in row 3 of the "
@@ -85,6 +96,12 @@ def test_a_gap_between_training_and_held_out_figures_needs_one_evaluation():
 ])
 def test_what_may_be_chance_or_sound_is_not_named(events):
     assert names(events) == []
+
+
+@pytest.mark.parametrize("events", [scored("dlrm", 17, 18), scored("my_model:MyModel", 16, 17),
+                                    scored("my_model:MyModel", 18, 19)])
+def test_other_logits_and_built_in_models_are_only_miscalibrated(events):
+    assert names(events) == ["miscalibrated"]
 
 
 def test_a_run_that_stopped_early_is_not_advised_to(shown):

@@ -61,6 +61,7 @@ def test_a_service_that_leads_nowhere_is_found(models):
     for old, new, why in (('- --port\n        - "8000"', '- --port\n        - "8080"', "the program listens on 8080"),
                           ("/v2/health/live\n            port: http", "/v2/health/live\n            port: 80",
                            "livenessProbe failed: dial tcp :80"),
+                          ("port: 8000\n    from:", "port: 80\n    from:", "lets nobody in to port 8000, only to 80"),
                           ('- "0.0.0.0"', '- "127.0.0.1"', "the program listens on 127.0.0.1 alone")):
         assert old in text
         check = prepared(models, text.replace(old, new)).service

@@ -236,6 +236,35 @@ def test_kserve_has_the_same_server():
     assert (service["scaleMetric"], service["scaleTarget"], service["timeout"]) == ("concurrency", 2, DRAIN_S)
 
 
+SCALES = {"minReplicas": range(100), "maxReplicas": range(100), "timeout": range(3600), "scaleTarget": range(1000),
+          "scaleMetric": ("concurrency", "rps", "cpu", "memory")}
+"""KServe's own fields of a predictor, and what they may be; all others are of a pod's spec."""
+
+
+def as_kubernetes_reads(document: dict) -> dict:
+    """Return an InferenceService's pod, whose schema is Kubernetes' own."""
+    assert set(document) == {"apiVersion", "kind", "metadata", "spec"}
+    assert set(document["spec"]) == {"predictor"}
+    predictor = document["spec"]["predictor"]
+    assert all(value in SCALES[name] for name, value in predictor.items() if name in SCALES)
+    of_pod = {name: predictor.pop(name) for name in ("labels", "annotations")}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {**document["metadata"], **of_pod},
+            "spec": {name: value for name, value in predictor.items() if name not in SCALES}}
+
+
+@pytest.mark.parametrize(("cloud", "sets"), [
+    ("aws", ()), ("gcp", ("serve.tables=int8",)), ("azure", ("serve.auth=none",)), ("aws", ("serve.tls_secret=a",))])
+def test_kubernetes_schemas_take_every_object_of_kserve(cloud, sets):
+    found = objects(*sets, target="kserve", store=STORES[cloud])
+    pod = as_kubernetes_reads(found.pop("InferenceService"))
+    for document in (pod, *found.values()):
+        if not document["kind"].startswith("PodMonitor"):
+            kubernetes_validate.validate(document, VERSION, strict=True)
+    pod["spec"]["containers"][0]["readinessProbe"]["periodSecond"] = 1
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(pod, VERSION, strict=True)
+
+
 def test_the_image_has_the_server_and_no_cuda():
     dockerfile = files_of()["Dockerfile"]
     assert "[cloud,serve]" in dockerfile

@@ -6,11 +6,12 @@ from cloudsim.kubernetes.cluster import Cluster, JobRun, Object, ObjectKey, Outc
 from cloudsim.kubernetes.pods import condition, create_pods, start_pod
 from cloudsim.kubernetes.programs import run_program
 from cloudsim.kubernetes.replicas import reconcile_replicas, scale
-from cloudsim.kubernetes.scheduler import requests, selects
+from cloudsim.kubernetes.scheduler import requests
 from cloudsim.kubernetes.volumes import bind_claims
 from cloudsim.state import load_facts
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, quantity, rows
 from embark.kubernetes.pods import Pod
+from embark.rehearse.manifest import selects
 from embark.rehearse.workload import CLUSTER, make_workload, ray_pods
 
 START_S = 20.0  # Time from a node that has the image to a running container.

@@ -9,7 +9,7 @@ from cloudsim.kubernetes.cluster import Cluster, Object, annotations_of, labels_
 from cloudsim.kubernetes.volumes import PROVISIONED
 from embark.kubernetes.objects import at, name_of, namespace_of, rows
 from embark.kubernetes.pods import Pod, main_container
-from embark.rehearse.server import find_port
+from embark.rehearse.server import find_port, policy_error
 
 SOURCES = {"configMap": "ConfigMap", "secret": "Secret"}
 NO_FILE = "references non-existent {word} key: {key} ({kind} {called})"
@@ -97,7 +97,10 @@ def route(cluster: Cluster, service: Object, port: str) -> tuple[list[Object], s
         return [], "", f"Service {name} does not have a service port {port}"
     if not pods:
         return [], "", f"Service {name} selects no pod: none has the labels {selector}"
-    number, error = find_port(main_container(pods[0]["spec"]), target)
+    container = main_container(pods[0]["spec"])
+    number, error = find_port(container, target)
+    policies = cluster.of_kind("NetworkPolicy", namespace_of(service))
+    error = error or policy_error(policies, labels_of(pods[0]), container, number)
     return pods, number, error and f"Service {name} leads to port {target}: {error}"
 
 

@@ -1,12 +1,13 @@
 """The scheduler: taints, selectors, anti-affinity, resources and claims, with the real one's messages."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from cloudsim.kubernetes.cloud import NodePool
 from cloudsim.kubernetes.cluster import Cluster, Node, Object, labels_of
 from embark.kubernetes.objects import at, namespace_of, quantity, rows
+from embark.rehearse.manifest import has_labels, meets, selects
 
 ANTI_AFFINITY = "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution"
 NODE_AFFINITY = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
@@ -109,29 +110,13 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
 
 def _labels(labels: Mapping[str, str], pod: Mapping[str, Any]) -> list[str]:
     wrong = ["node(s) didn't match Pod's node affinity/selector"]
-    if not _has(labels, at(pod, "spec.nodeSelector") or {}):
+    if not has_labels(labels, at(pod, "spec.nodeSelector") or {}):
         return wrong
     terms = rows(pod, f"spec.{NODE_AFFINITY}")
-    if terms and not any(all(_matches(labels, one) for one in rows(term, "matchExpressions")) for term in terms):
+    if terms and not any(all(meets(labels, one) for one in rows(term, "matchExpressions")) for term in terms):
         return wrong
     return []
 
 
-def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Return whether a label selector selects an object; a missing one selects nothing."""
-    return selector is not None and _has(labels, selector.get("matchLabels") or {}) and all(
-        _matches(labels, one) for one in rows(selector, "matchExpressions"))
-
-
-def _matches(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
-    value, values = labels.get(str(expression.get("key"))), expression.get("values") or []
-    return {"In": value in values, "NotIn": value not in values, "Exists": value is not None,
-            "DoesNotExist": value is None}.get(str(expression.get("operator")), False)
-
-
 def _lacks(space: Mapping[str, float], wanted: Mapping[str, float]) -> list[str]:
     return [f"Insufficient {name}" for name, amount in wanted.items() if amount > space.get(name, 0.0) + 1e-9]
-
-
-def _has(labels: Mapping[str, Any], wanted: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> bool:
-    return all(str(labels.get(name)) == str(value) for name, value in dict(wanted).items())

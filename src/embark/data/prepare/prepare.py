@@ -26,6 +26,7 @@ from embark.data.prepare.splits import (
     time_split_record,
 )
 from embark.data.prepare.tasks import PREPARING, Journal, Kind, Preparation, Task, open_reader
+from embark.data.prepared.cache import local_folder
 from embark.data.prepared.manifest import (
     EARLIER,
     IDS,
@@ -147,11 +148,20 @@ def _with_transforms(
 
 
 def prepare_from_spec(
-    spec: RunSpec, out: Path, *, on_progress: OnProgress | None = None, fresh: bool = False
+    spec: RunSpec, out: str | Path = "", *, on_progress: OnProgress | None = None, fresh: bool = False
 ) -> PrepareResult:
-    """Prepare the files of `data.prepare.input` into the folder `out`; what the spec leaves open is guessed."""
+    """Prepare the files of `data.prepare.input` into the folder `out`, by default `data.path`; what the spec leaves
+    open is guessed."""
     spec, schema, inputs, files, earlier = _open_inputs(spec)
-    return prepare(spec, schema, inputs, files, out, on_progress=on_progress, fresh=fresh, earlier=earlier)
+    folder = Path(out) if out else _own_folder(spec)
+    return prepare(spec, schema, inputs, files, folder, on_progress=on_progress, fresh=fresh, earlier=earlier)
+
+
+def _own_folder(spec: RunSpec) -> Path:
+    if (folder := local_folder(spec.data.path)) is None:
+        raise UserError(f"data.path = {spec.data.path}: data is prepared into a local folder",
+                        fix="name one, and copy it with `embark data copy`")
+    return folder
 
 
 def _open_inputs(spec: RunSpec) -> tuple[RunSpec, Schema, Inputs, list[InputFile], EarlierIds | None]:

@@ -93,6 +93,14 @@ def test_batchnorm_dropout_and_unused_weights_resume_bit_for_bit(own, engines):
     assert resumed["log_loss"] == whole["log_loss"]
 
 
+def test_a_model_that_returns_probabilities_is_named_at_the_end(own, capsys):
+    Path("run.toml").write_text(to_toml(own(SIMPLE.format(line="return x.sigmoid()"))))
+    assert embark_command(["train", "run.toml"]) == 0
+    out = " ".join("".join(capsys.readouterr()).split())
+    assert "look at Every logit of my_model.py on held-out samples is between 0 and 1" in out
+    assert "Next: return what goes into the last sigmoid" in out
+
+
 def test_what_the_file_prints_is_no_part_of_the_json_on_stdout(own, capsys):
     Path("run.toml").write_text(to_toml(own("print('loaded')\n" + SIMPLE.format(line="print('called'); return x"))))
     assert embark_command(["train", "run.toml", "--json"]) == 0

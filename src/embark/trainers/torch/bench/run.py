@@ -26,7 +26,7 @@ def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str
     """Return samples a second of each contender, and how Embark's compare; `seconds` is for each contender."""
     if spec.model.has_sequences or spec.model.kind == "two_tower" or spec.model.tasks:
         what = "several tasks" if spec.model.tasks else "sequences" if spec.model.is_custom else spec.model.kind
-        raise UserError(f"embark bench measures DLRM, DLRM-DCNv2 and custom models beside TorchRec, not {what}",
+        raise UserError(f"embark bench measures models of pooled features beside TorchRec, not {what}",
                         fix="`watch.phases_every_s` shows in a run where the time of a step goes")
     with join(spec.place) as world:
         if world.world_size > 1:
@@ -43,7 +43,7 @@ def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str
             progress(rows[-1].name)
         ours = next(row for row in rows if row.name.startswith("Embark"))
         rows = [replace(row, ratio=ours.samples_per_s / row.samples_per_s) for row in rows]
-        ceiling = None if spec.model.is_custom else \
+        ceiling = None if spec.model.goes_back_by_autograd else \
             roofline(spec, batches[:4], precision, world.device, ours.samples_per_s)
         return BenchResult(size, world.device_name, f"torch {torch.__version__}", rows, ceiling)
 
@@ -52,7 +52,7 @@ def _contenders(
     spec: RunSpec, world: World, source: SampleSource, batches: list[Batch], peers_precision: str
 ) -> Iterator[Callable[[], Contender]]:
     """Return the contenders; without peers, `peers_precision` is empty."""
-    if spec.model.is_custom:
+    if spec.model.goes_back_by_autograd:
         if peers_precision and not spec.has_bf16_tables:  # the pipeline has no such rows
             train = spec.train.model_copy(update={"engine": "pipeline"})
             yield lambda: Embark(spec.model_copy(update={"train": train}), world, source, len(batches), is_stock=True)

@@ -5,6 +5,7 @@ from torch import nn
 from embark.spec.model import ModelSpec
 from embark.trainers.torch.networks.custom_model import CustomNetwork
 from embark.trainers.torch.networks.dlrm import CrossNetwork, DotNetwork
+from embark.trainers.torch.networks.field_networks import FIELD_NETWORKS
 from embark.trainers.torch.networks.sequences import sequence_network
 from embark.trainers.torch.networks.two_tower import TwoTowerNetwork
 
@@ -17,4 +18,4 @@ def dense_network(model: ModelSpec) -> nn.Module:
         return sequence_network(model)
     if model.kind == "two_tower":
         return TwoTowerNetwork(model)
-    return CrossNetwork(model) if model.kind == "dcnv2" else DotNetwork(model)
+    return {**FIELD_NETWORKS, "dcnv2": CrossNetwork, "dlrm": DotNetwork}[model.kind](model)

@@ -27,7 +27,7 @@ class DotNetwork(nn.Module):
         num_dots = self.num_vectors * (self.num_vectors - 1) // 2
         # Without dense features the vectors themselves stand where the bottom MLP's output would.
         passed_on = self.dim if self.bottom is not None else self.dim * self.num_vectors
-        self.top, self.has_tasks = _top(model, passed_on + num_dots), bool(model.tasks)
+        self.top, self.has_tasks = top_layers(model, passed_on + num_dots), bool(model.tasks)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         outputs = self.top(self.interaction(self.bottom(dense) if self.bottom is not None else None, pooled))
@@ -44,7 +44,7 @@ class CrossNetwork(nn.Module):
         rank = min(model.cross_rank, width)
         self.down = nn.ModuleList(nn.Linear(width, rank, bias=False) for _ in range(model.num_cross_layers))
         self.up = nn.ModuleList(nn.Linear(rank, width) for _ in range(model.num_cross_layers))
-        self.top, self.has_tasks = _top(model, width), bool(model.tasks)
+        self.top, self.has_tasks = top_layers(model, width), bool(model.tasks)
 
     def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
         first = pooled if self.bottom is None else torch.cat([self.bottom(dense), pooled], dim=1)
@@ -55,7 +55,7 @@ class CrossNetwork(nn.Module):
         return outputs if self.has_tasks else outputs.squeeze(1)
 
 
-def _top(model: ModelSpec, width: int) -> nn.Module:
+def top_layers(model: ModelSpec, width: int) -> nn.Module:
     """Make the layers that give [samples, 1], or the outputs of all tasks."""
     return task_head(model, width) if model.tasks else mlp(width, (*model.top_mlp, 1), model.dropout, ends_linear=True)
 

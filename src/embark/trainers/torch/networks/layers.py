@@ -19,7 +19,8 @@ class ReLUWithDropout(nn.Module):
     def __init__(self, dropout: float) -> None:
         super().__init__()
         self.dropout = dropout
-        self.key, self.first_sample = 0, 0  # Key of the step and the layer; first sample of this rank's part.
+        self.key: int | Tensor = 0  # Of the step and the layer.
+        self.first_sample = 0  # The first of this rank's part.
 
     def forward(self, values: Tensor) -> Tensor:
         values = values.relu()

@@ -46,7 +46,7 @@ from embark.trainers.torch.engines.cuda_graph.lookup import (
     planned,
     why_not_by_kernels,
 )
-from embark.trainers.torch.engines.cuda_graph.network import CustomNetworkStep, Network, why_not_captured
+from embark.trainers.torch.engines.cuda_graph.network import AutogradNetwork, Network, why_not_captured
 from embark.trainers.torch.engines.cuda_graph.ops import TorchOps, gpu_ops
 from embark.trainers.torch.engines.pipeline import BatchRange, Engine, EngineInputs
 from embark.trainers.torch.metrics import MetricWindow
@@ -104,8 +104,8 @@ class CudaGraphEngine(Engine):
             self._build(step)
         self._set_values(step)
         self._next_batch(batches)
-        if is_first and self._is_gpu and isinstance(self._network, CustomNetworkStep):
-            self._check_first(self._network)
+        if is_first and self._is_gpu and isinstance(self._inputs.dense, CustomNetwork):
+            self._check_first()
         if self._streams is None:
             self._body(self._slot, self._number)
         else:
@@ -203,14 +203,15 @@ class CudaGraphEngine(Engine):
 
     def _make_network(self, dtype: torch.dtype) -> None:
         inputs, train = self._inputs, self._inputs.spec.train
-        self._network: Network | CustomNetworkStep
+        self._network: Network | AutogradNetwork
         self._flat: FlatParameters
-        if isinstance(inputs.dense, CustomNetwork):
-            self._network = own = CustomNetworkStep(inputs.dense, inputs.spec, self._num_samples,
-                                                 is_bf16=inputs.precision == "bf16")
+        if inputs.spec.model.goes_back_by_autograd:
+            self._network = own = AutogradNetwork(inputs.dense, inputs.spec, self._num_samples,
+                                                  is_bf16=inputs.precision == "bf16")
             self._flat = own.flat(inputs, dtype)
             self._flat.adopt()
-            inputs.dense.checks_values = not self._is_gpu
+            if isinstance(inputs.dense, CustomNetwork):
+                inputs.dense.checks_values = not self._is_gpu
             return
         if DENSE_STATES[inputs.optimizers.dense_kind] and not inputs.optimizers.dense.state:
             inputs.optimizers.init_state()
@@ -220,8 +221,10 @@ class CudaGraphEngine(Engine):
         self._network = Network(inputs.dense, flat, self._ops, self._num_samples, train.batch_size,
                                 self._fork(*WEIGHTS[: 1 + self._is_small]))
 
-    def _check_first(self, network: CustomNetworkStep) -> None:
+    def _check_first(self) -> None:
         """Look for NaN that the user's file makes, on the batch of the first step, before any weight has it."""
+        network = self._network
+        assert isinstance(network, AutogradNetwork)
         dense, ids, _ = self.layout.decode(self._slots[self._slot], self._number)
         network.inputs.copy_(dense)
         exchange = self._exchange
@@ -275,7 +278,7 @@ class CudaGraphEngine(Engine):
         flat, window = self._flat, self._window
         changed = (flat.master, flat.state, flat.second_state, flat.shadow, self._step)
         kept = [t.clone() for t in changed]
-        own = self._network if isinstance(self._network, CustomNetworkStep) else None
+        own = self._network if isinstance(self._network, AutogradNetwork) else None
         window_kept = window.clone_sums()
         streams = self._streams
         assert streams is not None
@@ -415,7 +418,7 @@ def capture_obstacle(inputs: EngineInputs) -> str:
     """Return why the step of any rank cannot be captured, by a look at its tables and a trial; empty if it can."""
     spec, world = inputs.spec, inputs.world
     obstacle = _any_obstacle(world, why_not_by_kernels(_local_shards(inputs)))
-    if spec.model.is_custom and spec.train.engine != "pipeline" and not obstacle:
+    if spec.model.goes_back_by_autograd and spec.train.engine != "pipeline" and not obstacle:
         obstacle = _any_obstacle(world, why_not_captured(inputs))
     return obstacle
 

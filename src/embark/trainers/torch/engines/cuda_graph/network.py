@@ -1,8 +1,8 @@
 """The dense network in the captured step: forward and backward over fixed buffers, which nothing allocates while it
 runs.
 
-The layers, their order and the interaction are those of the module of `networks`, which the tests compare it with. A
-custom network goes back by autograd.
+The layers, their order and the interaction are those of the module of `networks`, which the tests compare it with.
+Custom networks and those over fields go back by autograd.
 """
 
 from collections.abc import Callable, Iterator
@@ -231,10 +231,10 @@ def _sums(layer: Layer) -> Tensor:
     return layer.sums
 
 
-class CustomNetworkStep:
-    """Replaces `Network` for a custom network: autograd computes its gradients, over fixed buffers."""
+class AutogradNetwork:
+    """Replaces `Network` for all but DLRM and DLRM-DCNv2: autograd computes gradients, over fixed buffers."""
 
-    def __init__(self, module: CustomNetwork, spec: RunSpec, num_samples: int, *, is_bf16: bool) -> None:
+    def __init__(self, module: nn.Module, spec: RunSpec, num_samples: int, *, is_bf16: bool) -> None:
         device = next(module.parameters()).device
         self._module, self._device, self._is_bf16 = module, device, is_bf16
         self._num_global = spec.train.batch_size
@@ -243,6 +243,8 @@ class CustomNetworkStep:
         self.pooled = torch.zeros(num_samples, width, device=device)  # fp32, as TorchRec gives them
         self.grad_pooled = torch.zeros_like(self.pooled)
         self.logits = torch.zeros(num_samples, device=device)
+        self._dropouts = [one for one in module.modules() if isinstance(one, ReLUWithDropout)]
+        self._keys = torch.zeros(len(self._dropouts), dtype=torch.int64, device=device)
         self._names: list[str] = []  # Names of the weights that are trained.
         self._grads: list[Tensor] = []
 
@@ -269,7 +271,10 @@ class CustomNetworkStep:
         return flat
 
     def set_keys(self) -> None:
-        """Do nothing: dropout draws from torch's generator, which a graph advances by itself."""
+        """Choose what the next step drops; dropout of a custom network draws from torch's generator, which a graph
+        advances by itself."""
+        for one, key in zip(self._dropouts, self._keys, strict=True):
+            key.fill_(one.key)
 
     def forward_bottom(self) -> None:
         """Do nothing: which layers need no table is not known."""
@@ -288,19 +293,23 @@ class CustomNetworkStep:
     def check_values(self) -> None:
         """Raise where the file makes NaN of the batch in the buffers; waits for the device."""
         with self.undone(), torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_bf16):
-            self._module.checks_values = True
+            if isinstance(self._module, CustomNetwork):
+                self._module.checks_values = True
             self._module(self.inputs, self.pooled)
 
     @contextmanager
     def undone(self) -> Iterator[None]:
         """Restore random numbers and the module's buffers at the end."""
-        kept, checks_values = [buffer.clone() for buffer in self.buffers], self._module.checks_values
-        self._module.checks_values = False
+        kept, own = [buffer.clone() for buffer in self.buffers], self._module
+        checks_values = isinstance(own, CustomNetwork) and own.checks_values
+        if isinstance(own, CustomNetwork):
+            own.checks_values = False
         try:
             with torch.random.fork_rng(devices=[self._device] if self._device.type == "cuda" else []):
                 yield
         finally:
-            self._module.checks_values = checks_values
+            if isinstance(own, CustomNetwork):
+                own.checks_values = checks_values
             for buffer, before in zip(self.buffers, kept, strict=True):
                 buffer.copy_(before)
 
@@ -313,7 +322,7 @@ class CustomNetworkStep:
         from torch.func import functional_call
 
         parameters = dict(self._module.named_parameters())
-        with torch.enable_grad():
+        with torch.enable_grad(), self._keys_on_device():
             weights = {name: parameters[name].detach().requires_grad_() for name in names}
             pooled = self.pooled.detach().requires_grad_()
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_bf16):
@@ -324,6 +333,19 @@ class CustomNetworkStep:
         if of_pooled is not None:
             self.grad_pooled.copy_(of_pooled)
         return list(grads)
+
+
+    @contextmanager
+    def _keys_on_device(self) -> Iterator[None]:
+        """Let dropout read its keys where a graph can change them."""
+        before = [one.key for one in self._dropouts]
+        for one, key in zip(self._dropouts, self._keys, strict=True):
+            one.key = key
+        try:
+            yield
+        finally:
+            for one, own in zip(self._dropouts, before, strict=True):
+                one.key = own
 
 
 def trainable(module: nn.Module) -> list[str]:
@@ -337,9 +359,8 @@ def why_not_captured(inputs: EngineInputs) -> str:
     Weights and random numbers stay as they are.
     """
     spec, device = inputs.spec, inputs.world.device
-    assert isinstance(inputs.dense, CustomNetwork)
-    step = CustomNetworkStep(inputs.dense, spec, spec.train.batch_size // inputs.world.world_size,
-                          is_bf16=inputs.precision == "bf16")
+    step = AutogradNetwork(inputs.dense, spec, spec.train.batch_size // inputs.world.world_size,
+                           is_bf16=inputs.precision == "bf16")
     names, label = trainable(inputs.dense), torch.zeros_like(step.logits)
 
     def run() -> None:
