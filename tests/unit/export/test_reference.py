@@ -43,8 +43,8 @@ def test_raw_rows_of_training_are_counted_as_the_reference_is(exported):
             assert now.tolist() == list(column.counts), column.name
             assert sum(column.counts) == 1_500
     price = next(one for one in reference.columns if one.name == "price")
-    is_none = [row[3] in ("", "nan", "0") for row in rows]
-    assert price.labels[0] == "missing or 0"
+    is_none = [row[3] in ("", "nan") for row in rows]
+    assert price.labels[0] == "missing"
     assert price.counts[0] == sum(is_none)
 
 
