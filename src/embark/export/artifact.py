@@ -66,6 +66,7 @@ from embark.export.reference import REFERENCE, Reference
 from embark.export.safetensors_file import Array, map_file
 from embark.features.encoding import IdMap, RowEncoder, by_rising_key, dense_transform, same_lengths_of
 from embark.features.schema import Schema
+from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
 from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
 from embark.spec.model import ModelSpec
 from embark.spec.user_code import file_of
@@ -233,8 +234,11 @@ class Artifact:
         both |= {name: by_rising_key(arrays[f"{name}.keys"], arrays[f"{name}.ids"]) for name in dynamic}
         maps = tuple(IdMap(columns[feature.name], feature, *both[feature.name], rows.hashed_rows[feature.name])
                      for feature in rows.layout.features)
+        statistics = tuple(
+            ValueStatistics(position, first, arrays[f"{name}.statistics.keys"], arrays[f"{name}.statistics"])
+            for position, first in statistic_columns(rows.columns) for name in [rows.columns.sparse[position].name])
         return RowEncoder(dense_transform(rows.prepare, rows.columns), rows.layout, maps, rows.plain_ids,
-                          model.features_of_any_number, same_lengths_of(model))
+                          model.features_of_any_number, same_lengths_of(model), statistics)
 
 
 def open_versions(uri: str) -> CheckpointStore:
@@ -466,6 +470,11 @@ def _check_ids(found: Artifact) -> None:
     def refuse(what: str, file: str = INFO) -> None:
         raise DataError(f"{found.folder / file}: {what}", fix="it was not written by Embark: export the run again")
 
+    for position, _ in statistic_columns(rows.columns):
+        column = rows.columns.sparse[position]
+        both = [found.id_maps.get(f"{column.name}.statistics{part}") for part in (".keys", "")]
+        if both[0] is None or both[1] is None or not are_statistics(both[0], both[1], len(column.statistics)):
+            refuse(f"{column.name}.statistics are not finite numbers of each key", ID_MAPS)
     for feature in rows.layout.features:
         name, table, hashed_rows = feature.name, tables.get(feature.name), rows.hashed_rows.get(feature.name)
         keys, ids = (found.id_maps.get(f"{name}.{part}") for part in ("keys", "ids"))

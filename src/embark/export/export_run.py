@@ -30,6 +30,7 @@ from embark.export.safetensors_file import TensorSource, in_memory
 from embark.export.write_version import VersionContents, write_version
 from embark.features.encoding import IdMap, RowEncoder, by_rising_key, plain_row_format
 from embark.features.rows import Keys
+from embark.features.schema import Schema
 from embark.formatting import to_finite
 from embark.spec import RunSpec, user_code
 from embark.spec.model import StoredTable
@@ -170,7 +171,7 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
             rows = RowFormat(
                 columns=before.schema.unlabelled(), prepare=before.prepare, layout=manifest.layout,
                 hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps})
-            return rows, _tensors(encoder.maps), encoder
+            return rows, [*_tensors(encoder.maps), *_statistics(before.schema, encoder)], encoder
     schema, prepare, encoder = plain_row_format(model, data, manifest.layout if manifest else None,
                                                 has_words=data.kind == "columns" or trained.spec.stream.is_on)
     dynamic = _dynamic_maps(arrays, trained.spec)
@@ -193,6 +194,11 @@ def _with_slots(maps: Sequence[IdMap], slots: Maps) -> tuple[IdMap, ...]:
 def _tensors(maps: Sequence[IdMap]) -> list[TensorSource]:
     return [in_memory(f"{one.feature.name}.{kind}", np.asarray(values)) for one in maps
             for kind, values in (("keys", one.keys), ("ids", one.ids)) if values is not None]
+
+
+def _statistics(schema: Schema, encoder: RowEncoder) -> list[TensorSource]:
+    return [in_memory(f"{schema.sparse[one.column].name}.statistics{kind}", np.asarray(values))
+            for one in encoder.statistics for kind, values in ((".keys", one.keys), ("", one.values))]
 
 
 def _dynamic_maps(arrays: CheckpointArrays, spec: RunSpec) -> Maps:

@@ -49,6 +49,7 @@ def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
 REMOVED_OPTIONS = frozenset({"new_ids", "split_column"})
 """Fields that the records of earlier data and artifacts have, and that mean nothing now."""
 TimeFeature = Literal["hour", "weekday", "age"]
+Statistic = Literal["count", "label_rate"]
 
 
 class TimeColumns(dict[str, tuple[TimeFeature, ...]]):

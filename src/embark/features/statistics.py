@@ -1,0 +1,65 @@
+"""How often a value occurs and how often its label is 1, as dense values. Of a training row they are those of earlier
+rows, so that its own label is not among its features; of any other row they are those of all training rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from embark.features.arrays import Array, Doubles, Floats, Int64s, Mask
+from embark.features.made import filled_keys
+from embark.features.rows import Keys
+from embark.features.schema import Schema
+from embark.spec.data import Statistic
+
+SMOOTHING = 20
+"""Rows with the mean label rate that are added to those of a value."""
+_LEAST_RATE = 1e-6
+
+
+def statistic_values(
+    wanted: Sequence[Statistic], counts: Int64s, rated: Int64s, positive: Int64s, mean: float
+) -> Floats:
+    """Return [n, statistics] of values with `counts` rows, `positive` of `rated` rows having label 1.
+
+    `count` is ln(1 + count); `label_rate` the smoothed rate in log odds, 0 where it is the mean.
+    """
+    columns: dict[Statistic, Doubles] = {"count": np.log1p(counts)}
+    if "label_rate" in wanted:
+        mean = min(max(mean, _LEAST_RATE), 1 - _LEAST_RATE)
+        ones, zeros = positive + SMOOTHING * mean, (rated - positive) + SMOOTHING * (1 - mean)
+        columns["label_rate"] = np.log(ones / zeros) - np.log(mean / (1 - mean))
+    return np.stack([columns[name] for name in wanted], axis=1).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class ValueStatistics:
+    """The statistics of a column's values, of all training rows."""
+
+    column: int  # Position among the sparse columns.
+    first: int  # Position of the first statistic among the dense values.
+    keys: Array  # uint64, rising.
+    values: Array  # float32 [keys + 1, statistics]; the last row is of a value that no training row has.
+
+    def fill(self, dense: Floats, keys: Keys, is_missing: Mask | None) -> None:
+        """Write the statistics of the rows into their dense values."""
+        wanted, known = filled_keys(keys, is_missing), self.keys
+        found = np.searchsorted(known, wanted)
+        if len(known):
+            found[known[np.minimum(found, len(known) - 1)] != wanted] = len(known)
+        dense[:, self.first : self.first + self.values.shape[1]] = self.values[found]
+
+
+def statistic_columns(schema: Schema) -> list[tuple[int, int]]:
+    """Return the position of each sparse column that has statistics, and of its first one among the dense values."""
+    names = schema.dense_names
+    return [(position, names.index(column.statistics_names[0])) for position, column in enumerate(schema.sparse)
+            if column.statistics]
+
+
+def are_statistics(keys: Array, values: Array, num: int) -> bool:
+    """Return whether these are keys and `num` statistics of each: forged ones may have fitting checksums."""
+    return bool(keys.ndim == 1 and keys.dtype == np.uint64 and values.dtype == np.float32
+                and values.shape == (len(keys) + 1, num) and np.isfinite(values).all())
