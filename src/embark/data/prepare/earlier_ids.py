@@ -111,7 +111,7 @@ class EarlierIds:
         for what, before, now in (
             ("Criteo's own format", old.format == "criteo", schema.format == "criteo"),
             ("dense columns", _listed(old.dense_names), _listed(schema.dense_names)),
-            ("data.prepare.dense", self.before.prepare.dense, prepare.dense),
+            ("features.numbers", self.before.features.numbers, spec.features.numbers),
             ("features that share a table", _sharing(self.before.manifest.settings.get(SHARED, {})),
              _sharing(shared_tables(spec.model))),
         ):

@@ -42,7 +42,7 @@ from embark.data.prepared.manifest import (
 from embark.data.progress import MemoryMonitor, OnProgress, ProgressReporter
 from embark.data.workers import WorkerPool
 from embark.errors import DataError, UserError
-from embark.features.encoding import IdMethod, dense_transform, id_methods
+from embark.features.encoding import IdMethod, id_methods
 from embark.features.layout import Layout
 from embark.features.schema import TIME_ROWS, Schema, SparseColumn
 from embark.spec.run import RunSpec
@@ -202,11 +202,12 @@ def settings_of(
     defaults = {one.name: one.default for one in fields(SparseColumn)}
     roles["sparse"] = [{key: value for key, value in column.items() if key in _ALWAYS or value != defaults[key]}
                        for column in roles["sparse"]]
-    methods = {"dense": dense_transform(prepare, schema), "ids": list(_methods(spec, schema, earlier))}
+    methods = {"ids": list(_methods(spec, schema, earlier))}
     return json.loads(json.dumps({  # type: ignore[no-any-return]
         "revision": _REVISION,
         "schema": roles,
         "prepare": options | methods,
+        **({"features": features} if (features := spec.features.model_dump(mode="json")) else {}),
         "seed": spec.data.seed,
         "eval_fraction": spec.data.eval_fraction,
         "segment_bytes": segment_bytes_of(sum(file.size_bytes for file in files)),
