@@ -44,6 +44,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -112,11 +113,12 @@ class RowFormat(_Section):
 
     @field_validator("columns", "prepare", mode="before")
     @classmethod
-    def _without_removed(cls, values: Any) -> Any:
+    def _without_removed(cls, values: Any, info: ValidationInfo) -> Any:
         """Leave out what this version no longer has: artifacts outlive it."""
         if not isinstance(values, dict):
             return values
-        return {key: value for key, value in values.items() if key not in REMOVED_OPTIONS}
+        kept = {LEGACY_DENSE} if info.field_name == "columns" else set()
+        return {key: value for key, value in values.items() if key not in REMOVED_OPTIONS - kept}
 
     @model_serializer(mode="wrap")
     def _without_labels(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -249,8 +251,8 @@ class Artifact:
         maps = tuple(IdMap(columns[feature.name], feature, *both[feature.name], rows.hashed_rows[feature.name])
                      for feature in rows.layout.features)
         statistics = tuple(
-            ValueStatistics(position, first, arrays[f"{name}.statistics.keys"], arrays[f"{name}.statistics"])
-            for position, first in statistic_columns(rows.columns) for name in [rows.columns.sparse[position].name])
+            ValueStatistics(position, arrays[f"{column.name}.statistics.keys"], arrays[f"{column.name}.statistics"])
+            for position, column in statistic_columns(rows.columns).items())
         return RowEncoder(dense_transform(rows.features, rows.columns), rows.layout, maps, rows.plain_ids,
                           model.features_of_any_number, same_lengths_of(model), statistics)
 
@@ -484,8 +486,7 @@ def _check_ids(found: Artifact) -> None:
     def refuse(what: str, file: str = INFO) -> None:
         raise DataError(f"{found.folder / file}: {what}", fix="it was not written by Embark: export the run again")
 
-    for position, _ in statistic_columns(rows.columns):
-        column = rows.columns.sparse[position]
+    for column in statistic_columns(rows.columns).values():
         both = [found.id_maps.get(f"{column.name}.statistics{part}") for part in (".keys", "")]
         if both[0] is None or both[1] is None or not are_statistics(both[0], both[1], len(column.statistics)):
             refuse(f"{column.name}.statistics are not finite numbers of each key", ID_MAPS)

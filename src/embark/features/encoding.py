@@ -142,8 +142,9 @@ class RowEncoder:
 
     def _transformed(self, dense: Floats, raw: RawRows | None = None) -> Floats:
         transform_dense(dense, self.dense)
-        for one in self.statistics if raw else ():
-            one.fill(dense, raw.keys[one.column], raw.is_missing[one.column])
+        if raw and self.statistics:
+            dense = np.concatenate([dense, *(one.of(raw.keys[one.column], raw.is_missing[one.column])
+                                             for one in self.statistics)], axis=1)
         return dense if self.layout.dense_bits == 32 else dense.astype(np.float16).astype(np.float32)
 
     def _ids_of(self, one: IdMap, keys: Keys, is_missing: Mask | None) -> Array:

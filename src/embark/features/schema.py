@@ -8,7 +8,8 @@ from typing import Any, Literal
 import tomli_w
 
 from embark.features.values import TimeFormat
-from embark.spec.data import PrepareSpec, Statistic, TimeFeature
+from embark.spec.data import PrepareSpec, TimeFeature
+from embark.spec.features import Statistic
 from embark.spec.model import Table
 from embark.spec.tasks import Task, label_columns, main_task
 
@@ -51,10 +52,6 @@ class SparseColumn:
     def most_ids(self) -> int:
         """The most ids of a row."""
         return self.max_ids * self.num_hashes
-
-    @property
-    def statistics_names(self) -> tuple[str, ...]:
-        return tuple(f"{self.name}_{statistic}" for statistic in self.statistics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,9 +113,13 @@ class Schema:
 
     @property
     def dense_names(self) -> tuple[str, ...]:
-        """The names of all dense values."""
-        return (*self.dense, *(f"{name}_age" for name in self.ages),
-                *(name for column in self.sparse for name in column.statistics_names))
+        """The names of the dense values of a raw row."""
+        return (*self.dense, *(f"{name}_age" for name in self.ages))
+
+    @property
+    def statistics_names(self) -> tuple[str, ...]:
+        """The names of the dense values that say something about values of sparse columns; they are the last."""
+        return tuple(f"{column.name}_{statistic}" for column in self.sparse for statistic in column.statistics)
 
     @property
     def read(self) -> tuple[SparseColumn, ...]:

@@ -11,8 +11,8 @@ import numpy as np
 from embark.features.arrays import Array, Doubles, Floats, Int64s, Mask
 from embark.features.made import filled_keys
 from embark.features.rows import Keys
-from embark.features.schema import Schema
-from embark.spec.data import Statistic
+from embark.features.schema import Schema, SparseColumn
+from embark.spec.features import Statistic
 
 SMOOTHING = 20
 """Rows with the mean label rate that are added to those of a value."""
@@ -39,24 +39,22 @@ class ValueStatistics:
     """The statistics of a column's values, of all training rows."""
 
     column: int  # Position among the sparse columns.
-    first: int  # Position of the first statistic among the dense values.
     keys: Array  # uint64, rising.
     values: Array  # float32 [keys + 1, statistics]; the last row is of a value that no training row has.
 
-    def fill(self, dense: Floats, keys: Keys, is_missing: Mask | None) -> None:
-        """Write the statistics of the rows into their dense values."""
+    def of(self, keys: Keys, is_missing: Mask | None) -> Floats:
+        """Return [n, statistics]."""
         wanted, known = filled_keys(keys, is_missing), self.keys
         found = np.searchsorted(known, wanted)
         if len(known):
             found[known[np.minimum(found, len(known) - 1)] != wanted] = len(known)
-        dense[:, self.first : self.first + self.values.shape[1]] = self.values[found]
+        statistics: Floats = self.values[found]
+        return statistics
 
 
-def statistic_columns(schema: Schema) -> list[tuple[int, int]]:
-    """Return the position of each sparse column that has statistics, and of its first one among the dense values."""
-    names = schema.dense_names
-    return [(position, names.index(column.statistics_names[0])) for position, column in enumerate(schema.sparse)
-            if column.statistics]
+def statistic_columns(schema: Schema) -> dict[int, SparseColumn]:
+    """Return the sparse columns that have statistics, by their positions."""
+    return {position: column for position, column in enumerate(schema.sparse) if column.statistics}
 
 
 def are_statistics(keys: Array, values: Array, num: int) -> bool:

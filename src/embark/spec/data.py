@@ -50,7 +50,6 @@ def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
 REMOVED_OPTIONS = frozenset({"new_ids", "split_column", LEGACY_DENSE})
 """Fields that the records of earlier data and artifacts have, and `[data]` has no more."""
 TimeFeature = Literal["hour", "weekday", "age"]
-Statistic = Literal["count", "label_rate"]
 
 
 class TimeColumns(dict[str, tuple[TimeFeature, ...]]):

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from embark.errors import Mistake, conflict
+from embark.spec.model import Rows
 from embark.spec.section import PositiveInt, Section
+from embark.spec.tasks import main_task
 
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec
 
+Statistic = Literal["count", "label_rate"]
 NumberTransform = Literal["standardize", "quantiles", "piecewise_linear", "log", "mlperf", "clip", "none"]
 
 
@@ -29,9 +32,47 @@ class ColumnFeatures(Section):
     """Smaller values count as this."""
     max: float | None = None
     """Larger values count as this."""
+    rows: Rows | None = None
+    """Ids: rows of the column's table, where `[model]` gives no tables; values are hashed modulo these."""
+    min_count: PositiveInt | None = None
+    """Ids by frequency: in place of `data.prepare.min_count`."""
+    max_ids: PositiveInt | None = None
+    """Lists and words: in place of `data.prepare.max_ids`."""
+    num_hashes: int = Field(default=1, ge=1, le=8)
+    """Hashed ids: how many rows a value has in its table, whose sum is its vector. Two values are the same to the model
+    only if all their rows are: with 2, tables of a tenth of the values' number suffice."""
+    words: bool = False
+    """The column is text: its words, in lower case, are a list of ids, the first `max_ids` of them."""
+    statistics: Annotated[tuple[Statistic, ...], Field(strict=False)] = ()
+    """Ids: dense values beside the table. `count`: ln(1 + training rows with the value). `label_rate`: their smoothed
+    label rate, in log odds less those of all rows. A training row gets those of earlier rows."""
+
+    @property
+    def is_of_ids(self) -> bool:
+        """Whether something is said that only a column of ids has."""
+        return not all(self.has_default(name) for name in ID_FIELDS)
 
     def left_out(self) -> Collection[str]:
         return [name for name in type(self).model_fields if self.has_default(name)]
+
+
+ID_FIELDS = ("rows", "min_count", "max_ids", "num_hashes", "words", "statistics")
+
+
+class CrossFeatures(Section):
+    """`[[features.crosses]]`: a table for the values that columns have together."""
+
+    columns: Annotated[tuple[str, ...], Field(strict=False, min_length=2, max_length=8)]
+    """Two or more columns of one id a row, or their tables, such as `at_hour`. No value counts as a value."""
+    name: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$", max_length=128)
+    """Name of the table; default: the columns' names with `_x_` between them."""
+    rows: Rows | None = None
+    """Rows of the table: values are hashed modulo these. Without them ids are by frequency."""
+    min_count: PositiveInt | None = None
+    """Ids by frequency: in place of `data.prepare.min_count`."""
+
+    def left_out(self) -> Collection[str]:
+        return [name for name in ("name", "rows", "min_count") if self.has_default(name)]
 
 
 class FeatureColumns(dict[str, ColumnFeatures]):
@@ -58,6 +99,7 @@ class FeaturesSpec(Section):
     """Quantile buckets of `piecewise_linear` and `buckets`."""
     columns: Annotated[dict[str, ColumnFeatures], AfterValidator(FeatureColumns)] = Field(default=FeatureColumns())
     """Settings of single columns, by name."""
+    crosses: Annotated[tuple[CrossFeatures, ...], Field(strict=False)] = ()
 
     def of(self, column: str) -> ColumnFeatures:
         """Return the settings of a column; None where it has those of all."""
@@ -84,8 +126,18 @@ def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         yield from features.unused("features", type(features).model_fields, f'while data.kind is "{data.kind}"',
                                    "leave it out")
         return
+    if data.kind != "prepared" and features.crosses:
+        yield conflict("features.crosses", "", f'has no effect while data.kind is "{data.kind}"',
+                       'data.kind = "prepared", which `embark data prepare` writes')
+    has_rate = main_task(spec.model.tasks) >= 0 or not spec.model.tasks
     for name, column in features.columns.items():
         where = f"features.columns.{name}"
+        if data.kind != "prepared":
+            yield from column.unused(where, ID_FIELDS, f'while data.kind is "{data.kind}"', "leave it out")
+        if column.num_hashes > 1 and column.min_count is not None:
+            yield conflict(f"{where}.min_count", column.min_count, "has no effect on hashed ids", "leave it out")
+        if "label_rate" in column.statistics and not has_rate:
+            yield conflict(f"{where}.statistics", "label_rate", "no task of [model] has labels 0 and 1", "leave it out")
         if column.min is not None and column.max is not None and column.min >= column.max:
             yield conflict(f"{where}.max", column.max, f"is not more than min = {column.min:g}", "swap them")
         transform = column.transform or features.numbers

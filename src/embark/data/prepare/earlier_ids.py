@@ -110,7 +110,7 @@ class EarlierIds:
         columns = {column.name: column for column in old.sparse}
         for what, before, now in (
             ("Criteo's own format", old.format == "criteo", schema.format == "criteo"),
-            ("dense columns", _listed(old.dense_names), _listed(schema.dense_names)),
+            ("dense columns", *(_listed((*one.dense_names, *one.statistics_names)) for one in (old, schema))),
             ("features.numbers", self.before.features.numbers, spec.features.numbers),
             ("features that share a table", _sharing(self.before.manifest.settings.get(SHARED, {})),
              _sharing(shared_tables(spec.model))),

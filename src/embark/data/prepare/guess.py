@@ -84,6 +84,9 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     choice.why |= {time.name: f"{choice.why[time.name]}; holds {MEANINGS[time.format]}" for time in times}
     by_name = {name: _sparse(spec, name, judgement, tables.get(name)) for name, judgement in choice.sparse}
     made = {column.name: column for column in (*_sparse_of_times(times), *_crosses(spec))}
+    if taken := [column.name for column in made.values() if column.name in by_name]:
+        raise DataError(f"{where}: column {taken[0]!r} and a table that is made have the same name",
+                        fix="set features.crosses.name to another one, or rename the column")
     by_name |= {name: replace(column, rows=tables[name].rows) if name in tables else column
                 for name, column in made.items()}
     order = [name for name in tables if name in by_name] if tables else by_name
@@ -102,7 +105,8 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
 
 def _check_dense(spec: RunSpec, schema: Schema, where: str) -> Schema:
     """Return the schema if it has as many dense columns as [model] says."""
-    num_dense, found = len(schema.dense_names), ", ".join(schema.dense_names) or "none"
+    names = (*schema.dense_names, *schema.statistics_names)
+    num_dense, found = len(names), ", ".join(names) or "none"
     if "num_dense" in spec.model.model_fields_set and spec.model.num_dense != num_dense:
         raise DataError(f"{where}: model.num_dense = {spec.model.num_dense}, and the dense columns are: {found}",
                         fix=f"set model.num_dense = {num_dense} or leave it out, or name them in data.dense_columns")
@@ -263,8 +267,6 @@ def _resolved(spec: RunSpec, sparse: Sequence[SparseColumn], where: str) -> tupl
             raise DataError(f"{where}: features.columns.{column.source}.statistics needs one value a row, and the "
                             "column holds lists", fix="leave it out")
         found.append(replace(column, parts=tuple(by_name[name] for name in column.parts)))
-    if len({column.name for column in found}) < len(found):
-        raise DataError(f"{where}: two tables have the same name", fix="set features.crosses.name to another one")
     return tuple(found)
 
 

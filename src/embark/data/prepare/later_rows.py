@@ -117,14 +117,13 @@ class PreparedWith:
     def statistics(self) -> tuple[ValueStatistics, ...]:
         """Read the statistics of values and compare them with their checksums."""
         found = []
-        for position, first in statistic_columns(self.schema):
-            column = self.schema.sparse[position]
+        for position, column in statistic_columns(self.schema).items():
             about = self.manifest.settings["id_maps"].get(f"{column.name}.statistics", {})
             keys, values, is_intact = self._arrays(about) if about else (None, None, False)
             if not is_intact or not are_statistics(keys, values, len(column.statistics)):
                 raise DataError(f"{self.path}: the statistics of {column.name} are missing, or were changed since the "
                                 "data was prepared", fix=REPAIR)
-            found.append(ValueStatistics(position, first, keys, values))
+            found.append(ValueStatistics(position, keys, values))
         return tuple(found)
 
     def _arrays(self, about: Mapping[str, Any]) -> tuple[Array, Array, bool]:

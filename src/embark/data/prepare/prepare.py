@@ -248,8 +248,8 @@ class _Run:
                 id_maps = self._id_maps(self._do(pool, "numbering ids", self._number_tasks(records)))
                 layout = self.work.layout([about["rows"] for about in id_maps.values()])
                 counted = self._do(pool, "counting labels", self._count_tasks(records, rate))
-                id_maps |= {about["name"]: _where(about, "statistics", self.work.statistic_files(task_column))
-                            for about, (task_column, _) in zip(counted, self.work.statistics, strict=True)}
+                id_maps |= {about["name"]: _where(about, "statistics", self.work.statistic_files(column))
+                            for about, column in zip(counted, self.work.statistics, strict=True)}
                 written = self._do(pool, "writing", self._write_tasks(tasks, records, layout, rate))
         parts = {split: tuple(Part(**part) for record in written for part in record["parts"][split])
                  for split in SPLITS}
@@ -332,7 +332,7 @@ class _Run:
     def _count_tasks(self, records: Sequence[Record], rate: float) -> list[Task]:
         sizes = [self._num_keys(record) for record in records]
         return [Task("count", self.work.schema.sparse[i].name, sum(size[f"{i}.statistics"] for size in sizes), column=i,
-                     label_rate=rate) for i, _ in self.work.statistics]
+                     label_rate=rate) for i in self.work.statistics]
 
     def _write_tasks(
         self, tasks: Sequence[Task], records: Sequence[Record], layout: Layout, rate: float

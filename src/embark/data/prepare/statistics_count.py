@@ -21,7 +21,7 @@ from embark.data.workers import Report
 from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask
 from embark.features.hashing import hash_counters, stream_key
 from embark.features.statistics import statistic_values
-from embark.spec.data import Statistic
+from embark.spec.features import Statistic
 from embark.store.atomic_file import commit
 
 NUM_BINS = 64

@@ -28,7 +28,7 @@ from embark.features.encoding import IdMethod, dense_transform, hash_ids, transf
 from embark.features.layout import Feature, Layout, Rows
 from embark.features.made import filled_keys
 from embark.features.rows import Keys, RawRows
-from embark.features.schema import Schema
+from embark.features.schema import Schema, SparseColumn
 from embark.features.statistics import statistic_columns
 from embark.formatting import shortlist, to_one_line
 from embark.spec.data import PrepareSpec
@@ -97,7 +97,7 @@ class Preparation:
         num_rows = [*num_rows, *(1 for column in self.schema.sparse if column.weights_of)]
         features = (Feature(column.name, num, column.most_ids, column.is_list,
                             column.weights_of) for column, num in zip(self.schema.sparse, num_rows, strict=True))
-        return Layout(self.schema.dense_names, tuple(features), self.spec.data.prepare.dense_bits,
+        return Layout((*self.schema.dense_names, *self.schema.statistics_names), tuple(features), self.spec.data.prepare.dense_bits,
                       tuple(label.name for label in self.schema.labels))
 
     @property
@@ -106,14 +106,14 @@ class Preparation:
         return [i for i, method in enumerate(self.id_methods) if method == "frequency"]
 
     @property
-    def statistics(self) -> list[tuple[int, int]]:
-        """Positions of the columns with statistics, and of the first of each among the dense values."""
+    def statistics(self) -> dict[int, SparseColumn]:
+        """The columns with statistics, by their positions."""
         return statistic_columns(self.schema)
 
     @property
     def counted(self) -> list[str]:
         """Names of the keys that runs have: of the numbered columns, then of those with statistics."""
-        return [*map(str, self.numbered), *(f"{i}.statistics" for i, _ in self.statistics)]
+        return [*map(str, self.numbered), *(f"{i}.statistics" for i in self.statistics)]
 
     def statistic_files(self, column: int) -> id_numbering.IdFiles:
         name = f"{self.schema.sparse[column].name}.statistics"
@@ -183,10 +183,10 @@ class Preparation:
                 ids.append(numbered.codes)
             else:
                 ids.append(self._hash(layout, raw, i))
-        for name, (i, _) in zip(self.counted[len(self.numbered) :], self.statistics, strict=True):
+        for i in self.statistics:
             in_bins = statistics_count.encode_bins(filled_keys(raw.keys[i], raw.is_missing[i]),
                                                    self._bins(task, raw), main_label(raw) > 0)
-            keys_of[name] = in_bins.keys, in_bins.entries
+            keys_of[f"{i}.statistics"] = in_bins.keys, in_bins.entries
             ids.append(in_bins.codes)
         label = raw.label if self.schema.labels else raw.label.astype(np.uint8)
         lengths = (*raw.lengths, *(None for _ in self.statistics))
@@ -242,19 +242,20 @@ class Preparation:
         tables = {i: id_numbering.read_codes(self.id_files(i).codes, starts[str(i)], nums[str(i)])
                   for i in self.numbered}
         before = {i: statistics_count.read_before(self.statistic_files(i).codes, starts[name], nums[name])
-                  for i, _ in self.statistics for name in [f"{i}.statistics"]}
+                  for i in self.statistics for name in [f"{i}.statistics"]}
         writers, num = _Writers(self.out, task.name, layout), len(layout.features)
         is_list = [*(column.is_list for column in self.schema.sparse), *(False for _ in self.statistics)]
         for rows, split in id_numbering.read_runs(self._runs_directory, task.name, len(runs), is_list):
-            for (i, first), codes in zip(self.statistics, rows.ids[num:], strict=True):
-                wanted = self.schema.sparse[i].statistics
-                rows.dense[:, first : first + len(wanted)] = statistics_count.row_statistics(
-                    wanted, next(before[i]), codes, split == TRAIN, task.label_rate, has_time=self.schema.has_row_time)
+            statistics = [statistics_count.row_statistics(
+                column.statistics, next(before[i]), codes, split == TRAIN, task.label_rate,
+                has_time=self.schema.has_row_time
+            ) for (i, column), codes in zip(self.statistics.items(), rows.ids[num:], strict=True)]
             ids = tuple(
                 np.concatenate([[0], next(tables[i])]).astype(feature.id_dtype)[values] if i in tables else values
                 for i, (feature, values) in enumerate(zip(layout.features, rows.ids, strict=False))
             )
-            writers.add(replace(rows, ids=ids, lengths=rows.lengths[:num]), split)
+            dense = np.concatenate([rows.dense, *statistics], axis=1) if statistics else rows.dense
+            writers.add(Rows(rows.label, dense, ids, rows.lengths[:num]), split)
             report(len(rows), 0, 0)
         return lambda: {"parts": writers.close()}
 
