@@ -108,7 +108,8 @@ class RowFormat(_Section):
         """Read the transform of numbers where artifacts had it before there was `[features]`."""
         prepare = values.get("prepare") if isinstance(values, dict) else None
         if isinstance(prepare, dict) and LEGACY_DENSE in prepare:
-            return {"features": legacy_features(prepare), **values}
+            rest = {key: value for key, value in prepare.items() if key != LEGACY_DENSE}
+            return {"features": legacy_features(prepare), **values, "prepare": rest}
         return values
 
     @field_validator("columns", "prepare", mode="before")
