@@ -1,13 +1,14 @@
-"""Sparse columns that are made of others: crosses, and several hashes of a value. Whoever reads rows makes them last."""
+"""Sparse columns that are made of others: crosses, and several hashes of a value. Readers of rows make them last."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
 
 import numpy as np
 
-from embark.features.arrays import Hashes, Mask
+from embark.features.arrays import Floats, Hashes, Mask
 from embark.features.hashing import hash_counters, stream_key
 from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema
@@ -23,6 +24,12 @@ def filled_keys(keys: Keys, is_missing: Mask | None) -> Hashes:
     if is_missing is not None:
         wide[is_missing] = _MISSING
     return wide
+
+
+def _bucket_keys(values: Floats, bounds: Sequence[float]) -> Hashes:
+    """Return the number of the bucket of each value; a value on a boundary is above it."""
+    found = np.searchsorted(np.asarray(bounds, np.float32), values, side="right")
+    return filled_keys(found.astype(np.uint64), np.isnan(values))
 
 
 def crossed(parts: list[Hashes]) -> Hashes:
@@ -45,7 +52,11 @@ def with_made(raw: RawRows, schema: Schema) -> RawRows:
     made = []
     for column in schema.sparse:
         if column.kind == "cross":
-            cells = [crossed([filled_keys(read[name][0], read[name][2]) for name in column.parts]), None, None]
+            cells = [crossed([
+                _bucket_keys(raw.dense[:, schema.dense_names.index(name)], bounds) if bounds else
+                filled_keys(read[name][0], read[name][2])
+                for name, bounds in zip(column.parts, column.buckets, strict=True)
+            ]), None, None]
         else:
             cells = read[column.name]
         keys, lengths, is_missing = cells

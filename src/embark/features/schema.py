@@ -32,6 +32,7 @@ class SparseColumn:
     column: str = ""  # The name in the input, if a table cannot have that name.
     weights_of: str = ""  # The column whose ids these are the weights of; empty: these are ids.
     parts: tuple[str, ...] = ()  # Of a cross: the names of the columns it is made of.
+    buckets: tuple[tuple[float, ...], ...] = ()  # Of each part: boundaries if it is a number, else none.
     is_words: bool = False  # A cell is text, and its words are the values.
     num_hashes: int = 1  # Rows of the table that a value has.
     min_count: int = 0  # Training rows that a value needs for an id of its own; 0: as the spec says for all.

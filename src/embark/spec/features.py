@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -59,27 +60,31 @@ class ColumnFeatures(Section):
 ID_FIELDS = ("rows", "min_count", "max_ids", "num_hashes", "words", "statistics")
 
 
+class ByColumn(dict[str, Any]):
+    """Settings by column; never changed, so that a spec can be hashed."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return hash(tuple(self.items()))
+
+
 class CrossFeatures(Section):
     """`[[features.crosses]]`: a table for the values that columns have together."""
 
     columns: Annotated[tuple[str, ...], Field(strict=False, min_length=2, max_length=8)]
-    """Two or more columns of one id a row, or their tables, such as `at_hour`. No value counts as a value."""
+    """Two or more columns of one id a row, their tables, such as `at_hour`, or number columns with `buckets`. No value
+    counts as a value."""
     name: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$", max_length=128)
     """Name of the table; default: the columns' names with `_x_` between them."""
     rows: Rows | None = None
     """Rows of the table: values are hashed modulo these. Without them ids are by frequency."""
     min_count: PositiveInt | None = None
     """Ids by frequency: in place of `data.prepare.min_count`."""
+    buckets: Annotated[dict[str, Annotated[tuple[float, ...], Field(strict=False, min_length=1, max_length=1000)]],
+                       AfterValidator(ByColumn)] = Field(default=ByColumn())
+    """Number columns among `columns`, each with the rising boundaries between its buckets."""
 
     def left_out(self) -> Collection[str]:
-        return [name for name in ("name", "rows", "min_count") if self.has_default(name)]
-
-
-class FeatureColumns(dict[str, ColumnFeatures]):
-    """Settings by column; never changed, so that a spec can be hashed."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(self.items()))
+        return [name for name in ("name", "rows", "min_count", "buckets") if self.has_default(name)]
 
 
 class FeaturesSpec(Section):
@@ -97,9 +102,10 @@ class FeaturesSpec(Section):
     missing values, except with `mlperf` and `none`. A missing number itself counts as the mean."""
     num_buckets: PositiveInt = Field(default=16, ge=2, le=1024)
     """Quantile buckets of `piecewise_linear` and `buckets`."""
-    columns: Annotated[dict[str, ColumnFeatures], AfterValidator(FeatureColumns)] = Field(default=FeatureColumns())
+    columns: Annotated[dict[str, ColumnFeatures], AfterValidator(ByColumn)] = Field(default=ByColumn())
     """Settings of single columns, by name."""
     crosses: Annotated[tuple[CrossFeatures, ...], Field(strict=False)] = ()
+    """Tables for the values that columns have together, one `[[features.crosses]]` each."""
 
     def of(self, column: str) -> ColumnFeatures:
         """Return the settings of a column; None where it has those of all."""
@@ -129,6 +135,13 @@ def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     if data.kind != "prepared" and features.crosses:
         yield conflict("features.crosses", "", f'has no effect while data.kind is "{data.kind}"',
                        'data.kind = "prepared", which `embark data prepare` writes')
+    for number, cross in enumerate(features.crosses):
+        for name, bounds in cross.buckets.items():
+            where = f"features.crosses[{number}].buckets.{name}"
+            if name not in cross.columns:
+                yield conflict(where, name, "is not among the columns of the cross", "add it there, or leave it out")
+            if any(low >= high for low, high in pairwise(bounds)):
+                yield conflict(where, list(bounds), "does not rise", "sort the boundaries, each once")
     has_rate = main_task(spec.model.tasks) >= 0 or not spec.model.tasks
     for name, column in features.columns.items():
         where = f"features.columns.{name}"

@@ -14,6 +14,7 @@ from exported_runs import save_run, validation_rows
 
 from embark import export_run
 from embark.data import resolve_from_data
+from embark.data.prepare import budget
 from embark.data.prepare.inputs import open_inputs
 from embark.data.prepare.later_rows import PreparedWith, schema_in, write_later_rows
 from embark.data.prepare.prepare import prepare_from_spec, preview
@@ -37,6 +38,7 @@ FEATURES = {
         "title": {"words": True, "max_ids": 3},
     },
     "crosses": [{"columns": ["country", "device"]},
+                {"columns": ["device", "price"], "buckets": {"price": [-1, 0.5]}},
                 {"name": "who", "columns": ["user", "at_hour", "country"], "rows": 997}],
 }
 
@@ -147,6 +149,17 @@ def test_a_cross_gives_each_pair_its_id_and_no_value_is_one(tmp_path: Path):
     assert resolve_from_data(spec).model.table_list()[-1].rows == 7  # which is what `plan` and `model` count
 
 
+def test_a_cross_with_a_number_has_its_buckets_and_one_for_no_value(tmp_path: Path):
+    usual = draw_rows(1, 1)[0]
+    rows = [{**usual, "device": "tv", "price": price} for price in ["-9", "0", "0.5", "7", "", "nan"]]
+    features = {"crosses": [{"columns": ["device", "price"], "buckets": {"price": [0, 0.5]}}]}
+    spec = prepared(tmp_path, rows, rows, features=features)
+    ids = validation_rows(spec.data.path).ids[-1].reshape(-1).tolist()
+    assert ids[2] == ids[3]
+    assert ids[4] == ids[5]
+    assert len(set(ids)) == 4
+
+
 def test_words_are_lower_case_letters_and_digits_of_any_script(tmp_path: Path):
     usual = draw_rows(1, 1)[0]
     titles = ["Größe 42, GRÖSSE-42", "größe", "日本 café", "cafe\u0301!", "", "... -", "a b c d e"]
@@ -231,19 +244,16 @@ def test_label_rates_of_nearly_unique_ids_say_nothing_of_random_labels(tmp_path:
         assert 0.47 < auc(dense[:, -2], label) < 0.53, split
 
 
-def test_statistics_are_the_same_at_any_memory_and_number_of_workers(tmp_path: Path, monkeypatch):
+def test_statistics_are_the_same_whatever_is_in_memory_at_once(tmp_path: Path, monkeypatch):
     rows = draw_rows(3_000, 4)
     one = prepared(tmp_path, rows, rows[:50])
-    from embark.data.prepare import budget, prepare
-
     monkeypatch.setattr(budget, "MAX_RUN_ROWS", 700)
     monkeypatch.setattr(budget, "MIN_RUN_ROWS", 700)
     monkeypatch.setattr(budget, "MAX_CHUNK_BYTES", 20_000)
     monkeypatch.setattr(budget, "MIN_CHUNK_BYTES", 20_000)
     monkeypatch.setattr(budget, "BYTES_PER_ENTRY", 5_000_000)
-    monkeypatch.setattr(prepare, "SMALL_BYTES", 1_000)
     (tmp_path / "other").mkdir()
-    other = prepared(tmp_path / "other", rows, rows[:50], num_workers=2)
+    other = prepared(tmp_path / "other", rows, rows[:50])
     manifests = [read_manifest(spec.data.path) for spec in (one, other)]
     assert manifests[0].fingerprint() == manifests[1].fingerprint()
 
@@ -257,6 +267,10 @@ def test_what_features_say_of_ids_is_refused_where_it_cannot_be(tmp_path: Path):
         return str(caught.value)
 
     assert "names 'planet', which has no table" in why({"crosses": [{"columns": ["country", "planet"]}]})
+    assert "names 'price', which is a number column, and has no buckets" in why(
+        {"crosses": [{"columns": ["country", "price"]}]})
+    assert "names 'country', which is no number column" in why(
+        {"crosses": [{"columns": ["country", "price"], "buckets": {"country": [1]}}]})
     assert "names 'title', which is a list" in why(
         {"columns": {"title": {"words": True}}, "crosses": [{"columns": ["country", "title"]}]})
     assert "the rows of its table are not given" in why({"columns": {"user": {"num_hashes": 2}}})
@@ -297,5 +311,6 @@ def test_arrow_lists_of_text_are_words_too():
     column = SparseColumn("title", "text", is_list=True, max_ids=9, is_words=True)
     lists = CellParser(("",)).keys(pa.array([["Red shoes", None], [], ["x"]]), column)
     texts = CellParser(("",)).keys(pa.array(["red, SHOES", None, "x"]), column)
-    assert lists.lengths is not None and lists.lengths.tolist() == [2, 0, 1]
+    assert lists.lengths is not None
+    assert lists.lengths.tolist() == [2, 0, 1]
     assert lists.keys.tolist() == texts.keys.tolist()

@@ -62,7 +62,8 @@ def plan_budget(prepare: PrepareSpec, schema: Schema, *, has_runs: bool) -> Budg
 def _writer_bytes(schema: Schema) -> int:
     """Estimate a writer's memory: in each split rows that wait for a block to be full, the same joined, and the block;
     and rows that wait in the segment before, which is still being put on disk."""
-    row_bytes = 1 + 4 * len((*schema.dense_names, *schema.statistics_names)) + sum(4 * column.most_ids for column in schema.sparse)
+    num_dense = len(schema.dense_names) + len(schema.statistics_names)
+    row_bytes = 1 + 4 * num_dense + sum(4 * column.most_ids for column in schema.sparse)
     return 4 * len(SPLITS) * BLOCK_ROWS * row_bytes
 
 

@@ -93,9 +93,10 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     sparse = _with_tables(spec, [by_name[name] for name in order], where)
     _refuse_without_table(made.values(), sparse, where)
     _refuse_mixed(spec, sparse, where)
-    sparse = _resolved(spec, sparse, where)
+    dense = tuple(spec.data.dense_columns) or tuple(choice.dense)
+    sparse = _resolved(spec, sparse, (*dense, *(f"{time.name}_age" for time in times if "age" in time.features)), where)
     sparse += tuple(SparseColumn.of_weights(table) for table in spec.model.tables if table.weights_column)
-    schema = Schema(sample.format, _labels(spec)[0], tuple(spec.data.dense_columns) or tuple(choice.dense), sparse,
+    schema = Schema(sample.format, _labels(spec)[0], dense, sparse,
                     tuple(columns), tuple(choice.ignored), sample.delimiter, sample.has_header,
                     choice.why, _all_examples(sample), list_delimiter=delimiter, times=times,
                     time_column=spec.data.time_column, labels=LabelColumn.of(spec.model.tasks),
@@ -244,10 +245,13 @@ def _crosses(spec: RunSpec) -> Iterator[SparseColumn]:
     """Yield the crosses; their parts have the names of the spec."""
     for cross in spec.features.crosses:
         yield SparseColumn(table_name(cross.name or "_x_".join(cross.columns)), "cross", rows=cross.rows,
-                           parts=cross.columns, min_count=cross.min_count or 0)
+                           parts=cross.columns, min_count=cross.min_count or 0,
+                           buckets=tuple(cross.buckets.get(name, ()) for name in cross.columns))
 
 
-def _resolved(spec: RunSpec, sparse: Sequence[SparseColumn], where: str) -> tuple[SparseColumn, ...]:
+def _resolved(
+    spec: RunSpec, sparse: Sequence[SparseColumn], numbers: Sequence[str], where: str
+) -> tuple[SparseColumn, ...]:
     """Check what `[features]` says of ids, now that the columns are known, and name the parts of crosses by their
     tables."""
     by_name = {column.source: column.name for column in sparse if column.kind not in (*TIME_ROWS, "cross")}
@@ -255,10 +259,15 @@ def _resolved(spec: RunSpec, sparse: Sequence[SparseColumn], where: str) -> tupl
     lists = {column.name for column in sparse if column.is_list}
     found = []
     for column in sparse:
-        if unknown := [name for name in column.parts if by_name.get(name) in {None, *lists}]:
-            what = "is a list" if unknown[0] in by_name else "has no table"
-            raise DataError(f"{where}: features.crosses names {unknown[0]!r}, which {what}",
-                            fix="name columns of one id a row: " + _some(sorted({*by_name.values()} - lists)))
+        parts = [name if bounds and name in numbers else None if bounds else by_name.get(name)
+                 for name, bounds in zip(column.parts, column.buckets, strict=True)]
+        for name, part in zip(column.parts, parts, strict=True):
+            if part is None or part in lists:
+                what = "is a list" if part in lists else "is a number column, and has no buckets" if name in numbers \
+                    else "is no number column" if name in by_name else "has no table"
+                raise DataError(f"{where}: features.crosses names {name!r}, which {what}",
+                                fix=f"name columns of one id a row: {_some(sorted({*by_name.values()} - lists))}; or "
+                                    "number columns, with their boundaries in its buckets")
         if column.num_hashes > 1 and column.rows is None:
             raise DataError(f"{where}: features.columns.{column.source}.num_hashes = {column.num_hashes} hashes the "
                             "values, and the rows of its table are not given",
@@ -266,7 +275,7 @@ def _resolved(spec: RunSpec, sparse: Sequence[SparseColumn], where: str) -> tupl
         if column.statistics and column.is_list:
             raise DataError(f"{where}: features.columns.{column.source}.statistics needs one value a row, and the "
                             "column holds lists", fix="leave it out")
-        found.append(replace(column, parts=tuple(by_name[name] for name in column.parts)))
+        found.append(replace(column, parts=tuple(filter(None, parts))))
     return tuple(found)
 
 
@@ -324,7 +333,7 @@ def _criteo(spec: RunSpec, sample: Sample, where: str) -> Schema:
         order = [column.source for column in sparse]
         found = _like_tables(spec.model.table_list(), sparse, where)
         sparse = tuple(sorted(found, key=lambda column: order.index(column.source)))
-    sparse = _resolved(spec, sparse, where)
+    sparse = _resolved(spec, sparse, dense, where)
     why = dict.fromkeys(CRITEO_COLUMNS, "is one of Criteo's 40 fields")
     return _check_dense(spec, Schema("criteo", "label", dense, sparse, CRITEO_COLUMNS, why=why,
                                      examples=_all_examples(sample)), where)

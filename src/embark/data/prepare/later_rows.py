@@ -60,7 +60,8 @@ class _Statistics(BaseModel, strict=True):
     ids: str
 
 
-_ID_MAPS = TypeAdapter(dict[str, _HashedIds | _NumberedIds | _Statistics])  # The manifest's record of the ids of each table.
+_ID_MAPS = TypeAdapter(dict[str, _HashedIds | _NumberedIds | _Statistics])
+"""The manifest's record of the ids of each table, and of statistics."""
 
 
 @dataclass(frozen=True, slots=True)

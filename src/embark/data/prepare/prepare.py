@@ -326,13 +326,13 @@ class _Run:
     def _number_tasks(self, records: Sequence[Record]) -> list[Task]:
         sizes = [self._num_keys(record) for record in records]
         # The longest first, so that the workers end at about the same time.
-        return sorted((Task("number", self.work.schema.sparse[i].name, 2 * sum(size[str(i)] for size in sizes), column=i)
-                       for i in self.work.numbered), key=lambda task: -task.weight)
+        return sorted((Task("number", self.work.schema.sparse[i].name, 2 * sum(size[str(i)] for size in sizes),
+                            column=i) for i in self.work.numbered), key=lambda task: -task.weight)
 
     def _count_tasks(self, records: Sequence[Record], rate: float) -> list[Task]:
         sizes = [self._num_keys(record) for record in records]
-        return [Task("count", self.work.schema.sparse[i].name, sum(size[f"{i}.statistics"] for size in sizes), column=i,
-                     label_rate=rate) for i in self.work.statistics]
+        return [Task("count", column.name, sum(size[f"{i}.statistics"] for size in sizes), column=i, label_rate=rate)
+                for i, column in self.work.statistics.items()]
 
     def _write_tasks(
         self, tasks: Sequence[Task], records: Sequence[Record], layout: Layout, rate: float

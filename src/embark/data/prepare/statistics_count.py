@@ -1,8 +1,8 @@
 """Counting of values and of their labels over all training rows, one range of keys after another.
 
 Training rows are cut into bins: by time if rows have one, else by chance. A row gets the statistics of the bins before
-its own, which hold neither its own label nor that of a later row; a held-out row those of all bins. In a run the pairs of
-a value and a bin are numbered among themselves, as `codes`.
+its own, which hold neither its own label nor that of a later row; a held-out row those of all bins. In a run the pairs
+of a value and a bin are numbered among themselves, as `codes`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -86,7 +85,10 @@ def count_values(
     starts = np.cumsum([0] + [run.num_keys for run in runs])
     raw_keys, raw_values = Path(f"{files.codes}.keys"), Path(f"{files.codes}.values")
     num_values = 0
-    with open(f"{files.codes}.part", "wb") as codes_file, open(raw_keys, "wb") as keys_file, open(raw_values, "wb") as values_file:
+    with (
+        open(f"{files.codes}.part", "wb") as codes_file, open(raw_keys, "wb") as keys_file,
+        open(raw_values, "wb") as values_file,
+    ):
         for lows, highs in pairwise(bounds.T):
             pieces = [(run, int(low), int(high)) for run, low, high in zip(runs, lows, highs, strict=True)]
             keys = np.concatenate([run.read_keys(low, high) for run, low, high in pieces] or [np.empty(0, np.uint64)])

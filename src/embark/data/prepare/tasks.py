@@ -97,7 +97,8 @@ class Preparation:
         num_rows = [*num_rows, *(1 for column in self.schema.sparse if column.weights_of)]
         features = (Feature(column.name, num, column.most_ids, column.is_list,
                             column.weights_of) for column, num in zip(self.schema.sparse, num_rows, strict=True))
-        return Layout((*self.schema.dense_names, *self.schema.statistics_names), tuple(features), self.spec.data.prepare.dense_bits,
+        names = (*self.schema.dense_names, *self.schema.statistics_names)
+        return Layout(names, tuple(features), self.spec.data.prepare.dense_bits,
                       tuple(label.name for label in self.schema.labels))
 
     @property
