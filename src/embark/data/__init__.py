@@ -77,8 +77,11 @@ def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSou
         return open_prepared(spec, allocate)
     if spec.data.kind == "columns":
         from embark.data.columns import ColumnsSource
+        from embark.features.encoding import PLAIN_FEATURES
 
-        return ColumnsSource(spec.model, spec.data)
+        # Rows of a stream are as their file has them: there are no training rows to compute statistics of.
+        features = PLAIN_FEATURES if spec.stream.is_on and not spec.features.fitted else spec.features
+        return ColumnsSource(spec.model, spec.data, features)
     if spec.data.kind == "interactions":
         from embark.data.interactions import InteractionsSource
 

@@ -66,7 +66,8 @@ from embark.export.delta import (
 from embark.export.quantize import TableDtype
 from embark.export.reference import REFERENCE, Reference
 from embark.export.safetensors_file import Array, map_file
-from embark.features.encoding import IdMap, RowEncoder, by_rising_key, dense_transform, same_lengths_of
+from embark.features.encoding import IdMap, RowEncoder, by_rising_key, same_lengths_of
+from embark.features.numbers import NumberCode, Numbers, recorded_numbers
 from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
 from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
@@ -101,6 +102,13 @@ class RowFormat(_Section):
     hashed_rows: dict[str, int]  # The modulus, by table, of values without an entry in the map; with 0 they have id 0.
     plain_ids: Literal["refuse", "clip"] | None = None  # Treatment of ids beyond their table, if rows contain ids.
     features: FeaturesSpec = FeaturesSpec()
+    numbers: tuple[NumberCode, ...] | None = None  # None: a transform without a state, which `features` names.
+
+    def coded_numbers(self) -> Numbers:
+        """Return how numbers become dense values."""
+        if self.numbers is None:
+            return recorded_numbers(None, self.features, self.columns.dense_names)
+        return Numbers(self.numbers)
 
     @model_validator(mode="before")
     @classmethod
@@ -127,8 +135,9 @@ class RowFormat(_Section):
         values: dict[str, Any] = dump(self)
         for part in ("columns", "layout"):
             values[part] = {key: value for key, value in values[part].items() if key != "labels"}
-        if not values["features"]:
-            del values["features"]
+        for part in ("features", "numbers"):
+            if not values[part]:
+                del values[part]
         return values
 
 
@@ -254,7 +263,7 @@ class Artifact:
         statistics = tuple(
             ValueStatistics(position, arrays[f"{column.name}.statistics.keys"], arrays[f"{column.name}.statistics"])
             for position, column in statistic_columns(rows.columns).items())
-        return RowEncoder(dense_transform(rows.features, rows.columns), rows.layout, maps, rows.plain_ids,
+        return RowEncoder(rows.coded_numbers(), rows.layout, maps, rows.plain_ids,
                           model.features_of_any_number, same_lengths_of(model), statistics)
 
 
@@ -487,6 +496,10 @@ def _check_ids(found: Artifact) -> None:
     def refuse(what: str, file: str = INFO) -> None:
         raise DataError(f"{found.folder / file}: {what}", fix="it was not written by Embark: export the run again")
 
+    numbers, statistics = rows.coded_numbers(), rows.columns.statistics_names
+    if tuple(code.column for code in numbers.codes) != rows.columns.dense_names or \
+            (*numbers.names, *statistics) != rows.layout.dense:
+        refuse("rows.numbers are not the dense values of rows.layout")
     for column in statistic_columns(rows.columns).values():
         both = [found.id_maps.get(f"{column.name}.statistics{part}") for part in (".keys", "")]
         if both[0] is None or both[1] is None or not are_statistics(both[0], both[1], len(column.statistics)):

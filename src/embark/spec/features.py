@@ -23,8 +23,8 @@ NumberTransform = Literal["standardize", "quantiles", "piecewise_linear", "log",
 class ColumnFeatures(Section):
     """`[features.columns.NAME]`: what differs for one column."""
 
-    transform: Literal["auto", "buckets"] | NumberTransform | None = None
-    """In place of `features.numbers`; `buckets`: the column becomes a table with a row for each quantile bucket."""
+    transform: Literal["auto"] | NumberTransform | None = None
+    """In place of `features.numbers`."""
     missing_flag: bool | None = None
     """In place of `features.missing_flags`."""
     num_buckets: int | None = Field(default=None, ge=2, le=1024)
@@ -101,11 +101,13 @@ class FeaturesSpec(Section):
     """Add a value beside each number column that is 1 where the column has none, else 0. `auto`: for columns with
     missing values, except with `mlperf` and `none`. A missing number itself counts as the mean."""
     num_buckets: PositiveInt = Field(default=16, ge=2, le=1024)
-    """Quantile buckets of `piecewise_linear` and `buckets`."""
+    """Quantile buckets of `piecewise_linear`."""
     columns: Annotated[dict[str, ColumnFeatures], AfterValidator(ByColumn)] = Field(default=ByColumn())
     """Settings of single columns, by name."""
     crosses: Annotated[tuple[CrossFeatures, ...], Field(strict=False)] = ()
     """Tables for the values that columns have together, one `[[features.crosses]]` each."""
+    fitted: str = Field(default="", max_length=10_000_000)
+    """Means, scales and boundaries of `data.kind = "columns"`, which a run computes and which travel with its spec."""
 
     def of(self, column: str) -> ColumnFeatures:
         """Return the settings of a column; None where it has those of all."""
@@ -154,8 +156,8 @@ def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         if column.min is not None and column.max is not None and column.min >= column.max:
             yield conflict(f"{where}.max", column.max, f"is not more than min = {column.min:g}", "swap them")
         transform = column.transform or features.numbers
-        if column.num_buckets is not None and transform not in ("auto", "piecewise_linear", "buckets"):
+        if column.num_buckets is not None and transform not in ("auto", "piecewise_linear"):
             yield conflict(f"{where}.num_buckets", column.num_buckets, f'has no effect with "{transform}"',
-                           'leave it out, or set transform = "piecewise_linear" or "buckets"')
+                           'leave it out, or set transform = "piecewise_linear"')
         if name in (data.label, *(task.column for task in spec.model.tasks)):
             yield conflict(where, name, "is the label, and no feature", "leave it out")

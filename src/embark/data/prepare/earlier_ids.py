@@ -6,6 +6,7 @@ dense transform, the tables in the same order.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from embark.spec.data import DataSpec
 from embark.spec.run import RunSpec
 from embark.store import open_store
 
-_INHERITED = ("dense", "label_above", "time_columns", "sparse_columns", "list_columns", "hex_columns", "list_delimiter")
+_INHERITED = ("label_above", "time_columns", "sparse_columns", "list_columns", "hex_columns", "list_delimiter")
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,8 @@ class EarlierIds:
             names -= {"sparse_columns", "list_columns", "hex_columns", "list_delimiter"}
         prepare = {key: value for key, value in values["prepare"].items() if key in names} | own_prepare
         data = DataSpec.model_validate(values | own | {"prepare": prepare})
-        return spec.model_copy(update={"data": data})
+        features = self.before.features if spec.has_default("features") else spec.features
+        return spec.model_copy(update={"data": data, "features": features})
 
     def aligned(self, spec: RunSpec, schema: Schema) -> Schema:
         """Return `schema` with the kinds of the earlier columns; refuse it if its ids could not mean the same rows."""
@@ -111,7 +113,7 @@ class EarlierIds:
         for what, before, now in (
             ("Criteo's own format", old.format == "criteo", schema.format == "criteo"),
             ("dense columns", *(_listed((*one.dense_names, *one.statistics_names)) for one in (old, schema))),
-            ("features.numbers", self.before.features.numbers, spec.features.numbers),
+            ("features", *(json.dumps(one.model_dump(mode="json")) for one in (self.before.features, spec.features))),
             ("features that share a table", _sharing(self.before.manifest.settings.get(SHARED, {})),
              _sharing(shared_tables(spec.model))),
         ):

@@ -348,6 +348,7 @@ def _named_columns(spec: RunSpec) -> Iterator[tuple[str, str]]:
         ("data.prepare.ignored_columns", prepare.ignored_columns),
         ("data.prepare.time_columns", tuple(prepare.time_columns)),
         ("data.time_column", (data.time_column,) if data.time_column else ()),
+        ("features.columns", tuple(spec.features.columns)),
         ("model.tables", tuple(table.name for table in spec.model.tables)),
         ("weights_column", tuple(table.weights_column for table in spec.model.tables if table.weights_column)),
         ("model.tasks", label_columns(spec.model.tasks)),

@@ -19,11 +19,12 @@ from embark.data.prepare.sampling import Sample, take_sample
 from embark.data.prepare.tasks import open_reader
 from embark.data.prepared import MANIFEST, Manifest, PartWriter, Split
 from embark.data.prepared.cache import local_folder
-from embark.data.prepared.manifest import Size
+from embark.data.prepared.manifest import NUMBERS, Size
 from embark.errors import DataError, nearest
 from embark.features.arrays import Array
-from embark.features.encoding import IdMap, RowEncoder, dense_transform
+from embark.features.encoding import IdMap, RowEncoder
 from embark.features.layout import REPAIR, Feature
+from embark.features.numbers import Numbers, recorded_numbers
 from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
 from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
@@ -92,11 +93,16 @@ class PreparedWith:
                             fix="prepare the data again, with this version of Embark") from None
         return PreparedWith(path, manifest, schema, prepare, features)
 
+    @property
+    def numbers(self) -> Numbers:
+        """How numbers become dense values; the manifests of earlier Embark name a transform without a state."""
+        return recorded_numbers(self.manifest.settings.get(NUMBERS), self.features, self.schema.dense_names)
+
     def row_encoder(self) -> RowEncoder:
         """Read all id maps and compare them with their checksums."""
         layout = self.manifest.layout
-        return RowEncoder(dense_transform(self.features, self.schema), layout,
-                          tuple(self.id_map(feature) for feature in layout.features), statistics=self.statistics())
+        return RowEncoder(self.numbers, layout, tuple(self.id_map(feature) for feature in layout.features),
+                          statistics=self.statistics())
 
     def id_map(self, feature: Feature) -> IdMap:
         """Read the id map of a table and compare it with its checksum."""

@@ -32,6 +32,7 @@ from embark.data.prepared.manifest import (
     EARLIER,
     IDS,
     MANIFEST,
+    NUMBERS,
     SHARED,
     SPLITS,
     TIME_SPLIT,
@@ -44,6 +45,7 @@ from embark.data.workers import WorkerPool
 from embark.errors import DataError, UserError
 from embark.features.encoding import IdMethod, id_methods
 from embark.features.layout import Layout
+from embark.features.numbers import Numbers, NumberSample, fit_numbers, fixed_numbers
 from embark.features.schema import TIME_ROWS, Schema, SparseColumn
 from embark.spec.run import RunSpec
 from embark.store import write_atomic
@@ -149,6 +151,15 @@ def _open_inputs(spec: RunSpec) -> tuple[RunSpec, Schema, Inputs, list[InputFile
     return spec, earlier.aligned(spec, guess_schema(spec, inputs, files)), inputs, files, earlier
 
 
+def _fixed_numbers(spec: RunSpec, schema: Schema) -> Numbers | None:
+    return fixed_numbers(spec.features, schema.dense_names, is_criteo=schema.format == "criteo")
+
+
+def _may_add(spec: RunSpec) -> bool:
+    """Tell whether a column may become several dense values unasked: not where the spec says how many there are."""
+    return "num_dense" not in spec.model.model_fields_set and not spec.model.two_tower.num_item_dense
+
+
 def _methods(spec: RunSpec, schema: Schema, earlier: EarlierIds | None) -> tuple[IdMethod, ...]:
     return earlier.methods(schema) if earlier else id_methods(spec.data.prepare, schema)
 
@@ -169,7 +180,8 @@ def prepare(
     check_splits(spec.data, files)
     began_s, input_bytes = time.monotonic(), sum(file.size_bytes for file in files)
     methods = _methods(spec, schema, earlier)
-    budget = plan_budget(spec.data.prepare, schema, has_runs=_has_runs(schema, methods))
+    numbers = earlier.before.numbers if earlier else _fixed_numbers(spec, schema)
+    budget = plan_budget(spec.data.prepare, schema, has_runs=_has_runs(schema, methods) or numbers is None)
     settings = settings_of(spec, schema, files, out, earlier)
     with writing(out, "data.path"), MemoryMonitor() as memory, Journal(out) as journal:
         if fresh:
@@ -178,7 +190,7 @@ def prepare(
         if complete is None:
             journal.begin(settings)
             known = earlier.fetch(journal.directory / "earlier") if earlier else {}
-            work = Preparation(spec, schema, inputs, out, budget, methods, known=known)
+            work = Preparation(spec, schema, inputs, out, budget, methods, known=known, numbers=numbers)
             run = _Run(work, files, journal, ProgressReporter(on_progress, memory))
             manifest = run.prepare(settings)
             run.progress.end()
@@ -202,7 +214,9 @@ def settings_of(
     defaults = {one.name: one.default for one in fields(SparseColumn)}
     roles["sparse"] = [{key: value for key, value in column.items() if key in _ALWAYS or value != defaults[key]}
                        for column in roles["sparse"]]
-    methods = {"ids": list(_methods(spec, schema, earlier))}
+    numbers = _fixed_numbers(spec, schema)
+    is_mlperf = numbers is not None and bool(numbers.codes)
+    methods = {**({"dense": "mlperf"} if is_mlperf else {}), "ids": list(_methods(spec, schema, earlier))}
     return json.loads(json.dumps({  # type: ignore[no-any-return]
         "revision": _REVISION,
         "schema": roles,
@@ -242,14 +256,21 @@ class _Run:
             if not bad.num_rows:
                 raise DataError(f"{self.files[0].uri}: has no rows" if len(self.files) == 1 else "no file has any rows",
                                 fix="data.prepare.input must name a file with at least one row")
-            written, layout, id_maps = records, self.work.layout(), self._id_maps()
-            if self.work.counted:
-                rate = sum(record["positive"] for record in records) / max(1, sum(r["trained"] for r in records))
+            written, id_maps, rate = records, self._id_maps(), 0.0
+            numbers = self.work.numbers
+            if numbers is None:
+                numbers = self._fitted([self.work.sample_file(task.name) for task in tasks])
+            if self.work.numbered:
                 id_maps = self._id_maps(self._do(pool, "numbering ids", self._number_tasks(records)))
-                layout = self.work.layout([about["rows"] for about in id_maps.values()])
+            names = (*numbers.names, *self.work.schema.statistics_names)
+            layout = replace(self.work.layout([about["rows"] for about in id_maps.values()]), dense=names)
+            if self.work.statistics:
+                rate = sum(record["positive"] for record in records) / max(1, sum(r["trained"] for r in records))
                 counted = self._do(pool, "counting labels", self._count_tasks(records, rate))
                 id_maps |= {about["name"]: _where(about, "statistics", self.work.statistic_files(column))
                             for about, column in zip(counted, self.work.statistics, strict=True)}
+            if self._is_staged:
+                tasks = [replace(task, numbers=numbers if self.work.numbers is None else None) for task in tasks]
                 written = self._do(pool, "writing", self._write_tasks(tasks, records, layout, rate))
         parts = {split: tuple(Part(**part) for record in written for part in record["parts"][split])
                  for split in SPLITS}
@@ -258,17 +279,30 @@ class _Run:
         recorded = {TIME_SPLIT: time_split_record(self.work.spec.data, starts)} if starts else {}
         manifest = Manifest(
             layout, parts, self.work.schema.label,
-            settings=_without_files(settings) | {"id_maps": id_maps} | recorded, sources=tuple(sources),
-            bad_rows=bad.to_json(),
+            settings=_without_files(settings) | {"id_maps": id_maps, **self._state(numbers)} | recorded,
+            sources=tuple(sources), bad_rows=bad.to_json(),
         )
         if not manifest.num_rows("train"):
             raise DataError("no row of the input is for training", fix="check data.prepare.split and what it needs")
         write_atomic(self.work.out / MANIFEST, manifest.to_text())
         return manifest
 
+    @property
+    def _is_staged(self) -> bool:
+        """Whether something must be known of all rows before they can be written."""
+        return bool(self.work.counted) or self.work.numbers is None
+
+    def _fitted(self, samples: Sequence[Path]) -> Numbers:
+        """Compute the state of the numbers' transforms from the segments' samples of training rows."""
+        schema, spec = self.work.schema, self.work.spec
+        found = NumberSample.none(len(schema.dense_names))
+        for path in samples:
+            found = NumberSample.join([found, NumberSample.read(path)])
+        return fit_numbers(spec.features, schema.dense_names, found, may_add=_may_add(spec))
+
     def _segment_tasks(self, segment_bytes: int) -> list[Task]:
         reader = self.work.reader()
-        kind: Kind = "stage" if self.work.counted else "read"
+        kind: Kind = "stage" if self._is_staged else "read"
         tasks = []
         for index, file in enumerate(self.files):
             segments = reader.segments(file, segment_bytes)
@@ -313,6 +347,13 @@ class _Run:
                 by_file = self._by_file(done, [records[task.name] for task in done])
                 BadRows.collect(self.files, by_file).check(max_share)
         return [records[task.name] for task in tasks]
+
+    @staticmethod
+    def _state(numbers: Numbers) -> Record:
+        """Return what the manifest records of the transforms; nothing of those without a state."""
+        if all(code.is_plain for code in numbers.codes):
+            return {}
+        return {NUMBERS: json.loads(json.dumps([asdict(code) for code in numbers.codes]))}
 
     def _by_file(self, tasks: Sequence[Task], records: Sequence[Record]) -> list[list[Record]]:
         """Return the segments' records of each file, in order."""
@@ -365,7 +406,7 @@ def _complete_already(out: Path, settings: dict[str, Any]) -> Manifest | None:
     if not path.exists():
         return None
     manifest = Manifest.from_text(path.read_text(), str(path))
-    was = {key: value for key, value in manifest.settings.items() if key not in ("id_maps", TIME_SPLIT)}
+    was = {key: value for key, value in manifest.settings.items() if key not in ("id_maps", TIME_SPLIT, NUMBERS)}
     if was != _without_files(settings) or _versions(manifest.sources) != _versions(settings["files"]):
         raise UserError(f"{out}: holds data that was prepared from other files or with other settings",
                         fix="--fresh removes it and starts over, or set another data.path")

@@ -24,9 +24,10 @@ from embark.data.prepared.parts import PartWriter
 from embark.data.workers import Report
 from embark.errors import UserError
 from embark.features.arrays import Array, Bytes
-from embark.features.encoding import IdMethod, dense_transform, hash_ids, transform_dense, weights_of_keys
+from embark.features.encoding import IdMethod, hash_ids, weights_of_keys
 from embark.features.layout import Feature, Layout, Rows
 from embark.features.made import filled_keys
+from embark.features.numbers import Numbers, NumberSample
 from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema, SparseColumn
 from embark.features.statistics import statistic_columns
@@ -57,6 +58,7 @@ class Task:
     layout: Layout | None = None  # The layout of the written parts.
     starts: tuple[int, ...] = ()
     """The position of the segment's first key among those of all segments, for each of `Preparation.counted`."""
+    numbers: Numbers | None = None  # How the written parts have numbers.
     split_starts: tuple[int, ...] = ()  # Times at which validation and test begin in a split by time.
     bin_starts: tuple[int, ...] = ()  # Times at which the bins of training rows begin whose labels are counted.
     label_rate: float = 0.0  # Of all training rows.
@@ -78,6 +80,7 @@ class Preparation:
     id_methods: tuple[IdMethod, ...]
     segment_names: tuple[str, ...] = ()
     known: Mapping[str, id_numbering.KnownIds] = field(default_factory=dict)  # Ids of earlier data, by column.
+    numbers: Numbers | None = None  # None: they are fitted to the training rows first.
 
     def do(self, task: Task, report: Report) -> Callable[[], dict[str, Any]]:
         """Do the task; calling what is returned waits for the disk and writes the record, which makes it done."""
@@ -97,8 +100,8 @@ class Preparation:
         num_rows = [*num_rows, *(1 for column in self.schema.sparse if column.weights_of)]
         features = (Feature(column.name, num, column.most_ids, column.is_list,
                             column.weights_of) for column, num in zip(self.schema.sparse, num_rows, strict=True))
-        names = (*self.schema.dense_names, *self.schema.statistics_names)
-        return Layout(names, tuple(features), self.spec.data.prepare.dense_bits,
+        dense = self.schema.dense_names if self.numbers is None else self.numbers.names
+        return Layout((*dense, *self.schema.statistics_names), tuple(features), self.spec.data.prepare.dense_bits,
                       tuple(label.name for label in self.schema.labels))
 
     @property
@@ -129,6 +132,10 @@ class Preparation:
         """Return the file of the times of a segment's rows, as int64."""
         return self._runs_directory / f"{segment}.times"
 
+    def sample_file(self, segment: str) -> Path:
+        """Return the file of cells of a segment's training rows."""
+        return self._runs_directory / f"{segment}.numbers"
+
     @property
     def _runs_directory(self) -> Path:
         return Journal(self.out).directory / "staged"
@@ -158,14 +165,20 @@ class Preparation:
         writer, counts = id_numbering.RunWriter(self._runs_directory, task.name), SegmentCounts()
         waiting: list[RawRows] = []
         num_trained = num_positive = 0
+        sample = NumberSample.none(len(self.schema.dense_names))
         for raw in self._portions(task, counts, report):
             is_train = raw.split == TRAIN
             num_trained += int(is_train.sum())
             num_positive += int(main_label(raw)[is_train].sum())
             waiting.append(raw)
+            if self.numbers is None:
+                sample = NumberSample.join([sample, NumberSample.of(
+                    self.spec.data.seed, task.file_index, raw.positions[is_train], raw.dense[is_train])])
             if sum(map(len, waiting)) >= self.budget.run_rows:
                 self._end_run(writer, waiting, task)
         self._end_run(writer, waiting, task)
+        if self.numbers is None:
+            sample.write(self.sample_file(task.name))
         return lambda: counts.to_json() | {"runs": writer.close(), "trained": num_trained, "positive": num_positive}
 
     def _end_run(self, writer: id_numbering.RunWriter, waiting: list[RawRows], task: Task) -> None:
@@ -255,18 +268,20 @@ class Preparation:
                 np.concatenate([[0], next(tables[i])]).astype(feature.id_dtype)[values] if i in tables else values
                 for i, (feature, values) in enumerate(zip(layout.features, rows.ids, strict=False))
             )
-            dense = np.concatenate([rows.dense, *statistics], axis=1) if statistics else rows.dense
+            dense = task.numbers.encode(rows.dense) if task.numbers else rows.dense
+            if statistics:
+                dense = np.concatenate([dense, *statistics], axis=1)
             writers.add(Rows(rows.label, dense, ids, rows.lengths[:num]), split)
             report(len(rows), 0, 0)
         return lambda: {"parts": writers.close()}
 
     def _portions(self, task: Task, counts: SegmentCounts, report: Report) -> Iterator[RawRows]:
-        """Yield rows of the segment with their split, their dense values transformed."""
+        """Yield rows of the segment with their split, their dense values transformed if nothing must be known first."""
         assert task.segment is not None
-        method = dense_transform(self.spec.features, self.schema)
         for raw in self._raw_portions(task, report):
             counts.add(raw)
-            transform_dense(raw.dense, method)
+            if self.numbers is not None:
+                raw = replace(raw, dense=self.numbers.encode(raw.dense))
             if len(raw):
                 split = assign_splits(self.spec.data, task.file_index, task.segment, raw, task.split_starts)
                 yield replace(raw, split=split, time=raw.time if self.statistics else None)
