@@ -34,6 +34,7 @@ from embark.features.rows import Keys
 from embark.features.schema import Schema
 from embark.formatting import to_finite
 from embark.spec import RunSpec, user_code
+from embark.spec.features import FeaturesSpec
 from embark.spec.model import StoredTable
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import TrainedRun, find_trained
@@ -172,7 +173,7 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
             rows = RowFormat(
                 columns=before.schema.unlabelled(), prepare=before.prepare, layout=manifest.layout,
                 hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps}, features=before.features,
-                numbers=_with_state(encoder.numbers))
+                numbers=_with_state(encoder.numbers, before.features))
             return rows, [*_tensors(encoder.maps), *_statistics(before.schema, encoder)], encoder
     schema, prepare, encoder = plain_row_format(model, data, manifest.layout if manifest else None,
                                                 has_words=data.kind == "columns" or trained.spec.stream.is_on,
@@ -184,13 +185,14 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
     rows = RowFormat(
         columns=schema.unlabelled(), prepare=prepare, layout=encoder.layout,
         hashed_rows={one.feature.name: one.hashed_rows for one in maps}, plain_ids=data.on_bad_id,
-        features=PLAIN_FEATURES, numbers=_with_state(encoder.numbers))
+        features=PLAIN_FEATURES, numbers=_with_state(encoder.numbers, PLAIN_FEATURES))
     return rows, _tensors(by_slot), replace(encoder, maps=maps)
 
 
-def _with_state(numbers: Numbers) -> tuple[NumberCode, ...] | None:
-    """Return the codes if they have a state; transforms without one are named by `features`."""
-    return None if all(code.is_plain for code in numbers.codes) else numbers.codes
+def _with_state(numbers: Numbers, features: FeaturesSpec) -> tuple[NumberCode, ...] | None:
+    """Return the codes, unless they have no state and `features` names the transform."""
+    return None if all(code.is_plain and code.transform == features.numbers for code in numbers.codes) else \
+        numbers.codes
 
 
 def _with_slots(maps: Sequence[IdMap], slots: Maps) -> tuple[IdMap, ...]:

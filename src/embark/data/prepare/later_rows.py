@@ -96,7 +96,10 @@ class PreparedWith:
     @property
     def numbers(self) -> Numbers:
         """How numbers become dense values; the manifests of earlier Embark name a transform without a state."""
-        return recorded_numbers(self.manifest.settings.get(NUMBERS), self.features, self.schema.dense_names)
+        settings, features = self.manifest.settings, self.features
+        if features.numbers == "auto":
+            features = features.model_copy(update=legacy_features(settings["prepare"]))
+        return recorded_numbers(settings.get(NUMBERS), features, self.schema.dense_names)
 
     def row_encoder(self) -> RowEncoder:
         """Read all id maps and compare them with their checksums."""
