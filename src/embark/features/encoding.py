@@ -17,7 +17,7 @@ from embark.features.layout import Feature, Layout, Rows
 from embark.features.numbers import Numbers, numbers_of
 from embark.features.rows import Keys, NumberRows, RawRows
 from embark.features.schema import TIME_ROWS, LabelColumn, Schema, SparseColumn
-from embark.features.statistics import ValueStatistics
+from embark.features.statistics import ValueStatistics, with_statistics
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.features import FeaturesSpec
 from embark.spec.model import CANDIDATE, ModelSpec, Table
@@ -122,9 +122,8 @@ class RowEncoder:
 
     def _transformed(self, dense: Floats, raw: RawRows | None = None) -> Floats:
         dense = self.numbers.encode(dense)
-        if raw and self.statistics:
-            dense = np.concatenate([dense, *(one.of(raw.keys[one.column], raw.is_missing[one.column])
-                                             for one in self.statistics)], axis=1)
+        if raw is not None:
+            dense = with_statistics(dense, self.statistics, raw)
         return dense if self.layout.dense_bits == 32 else dense.astype(np.float16).astype(np.float32)
 
     def _ids_of(self, one: IdMap, keys: Keys, is_missing: Mask | None) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 
 from embark.features.arrays import Array, Doubles, Floats, Int64s, Mask
 from embark.features.made import filled_keys
-from embark.features.rows import Keys
+from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema, SparseColumn
 from embark.spec.features import Statistic
 
@@ -50,6 +50,14 @@ class ValueStatistics:
             found[known[np.minimum(found, len(known) - 1)] != wanted] = len(known)
         statistics: Floats = self.values[found]
         return statistics
+
+
+def with_statistics(dense: Floats, statistics: Sequence[ValueStatistics], raw: RawRows) -> Floats:
+    """Return the dense values of rows with the statistics of their values behind them."""
+    if not statistics:
+        return dense
+    return np.concatenate([dense, *(one.of(raw.keys[one.column], raw.is_missing[one.column])
+                                    for one in statistics)], axis=1)
 
 
 def statistic_columns(schema: Schema) -> dict[int, SparseColumn]:

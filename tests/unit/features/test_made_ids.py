@@ -14,6 +14,7 @@ from exported_runs import save_run, validation_rows
 
 from embark import export_run
 from embark.data import resolve_from_data
+from embark.data.check import check
 from embark.data.prepare import budget
 from embark.data.prepare.inputs import open_inputs
 from embark.data.prepare.later_rows import PreparedWith, schema_in, write_later_rows
@@ -216,6 +217,23 @@ def test_statistics_of_training_rows_count_earlier_rows_only(tmp_path: Path):
     assert (np.diff(rates[: num // 2]) <= 0).all()  # a later label 1 is in none of them
     held_out = split_dense(spec, "validation")[0][:, -2:]
     assert np.allclose(held_out, [[np.log1p(num), 0]], atol=1e-6)
+
+
+def test_new_data_with_the_ids_of_earlier_data_keeps_its_statistics(tmp_path: Path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    earlier = prepared(tmp_path / "one", draw_rows(600, 1), draw_rows(5, 2))
+    rows = draw_rows(300, 3)
+    spec = prepared(tmp_path / "two", rows, draw_rows(40, 4), id_map_from=earlier.data.path)
+    before, now = (PreparedWith.of(path, read_manifest(path)) for path in (earlier.data.path, spec.data.path))
+    assert before is not None
+    assert now is not None
+    assert all(np.array_equal(one.values, other.values) and np.array_equal(one.keys, other.keys)
+               for one, other in zip(before.statistics(), now.statistics(), strict=True))
+    later, _ = write_later_rows(before, str(tmp_path / "two" / "train.csv"), tmp_path / "again")
+    (block,) = iter_blocks(tmp_path / "again", later, "validation")
+    assert np.array_equal(split_dense(spec, "train")[0], block.dense)
+    assert check(spec.data.path).problems == ()
 
 
 def auc(scores: np.ndarray, labels: np.ndarray) -> float:

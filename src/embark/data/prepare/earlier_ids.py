@@ -22,6 +22,7 @@ from embark.errors import DataError
 from embark.features.encoding import IdMethod
 from embark.features.layout import REPAIR
 from embark.features.schema import TIME_ROWS, Schema
+from embark.features.statistics import ValueStatistics
 from embark.formatting import shortlist
 from embark.spec.data import DataSpec
 from embark.spec.run import RunSpec
@@ -76,6 +77,12 @@ class EarlierIds:
     def methods(self, schema: Schema) -> tuple[IdMethod, ...]:
         """Return how each column's ids were made."""
         return tuple(self._how(column.name) for column in schema.sparse)
+
+    def statistics(self, schema: Schema) -> tuple[ValueStatistics, ...]:
+        """Return the statistics of values, which are kept too."""
+        positions = {column.name: position for position, column in enumerate(schema.sparse)}
+        return tuple(replace(one, column=positions[self.before.schema.sparse[one.column].name])
+                     for one in self.before.statistics())
 
     def settings(self) -> dict[str, str]:
         """Return what the new manifest records: which ids it continues, not where they lie."""

@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.data.prepared.manifest import IDS
 from embark.data.workers import Report
 from embark.features.arrays import Array, Bytes, Int32s, Int64s, Mask
 from embark.features.encoding import look_up
@@ -137,6 +138,11 @@ class IdFiles:
     def of(folder: Path, name: str, codes: Path = Path()) -> IdFiles:
         """Name the files of a column whose map is in `folder`."""
         return IdFiles(folder / f"{name}.keys.npy", folder / f"{name}.ids.npy", codes)
+
+    def record(self, how: str, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the manifest's record of an id map or of statistics."""
+        return {"how": how, **{key: value for key, value in about.items() if key != "name"},
+                "keys": f"{IDS}/{self.keys.name}", "ids": f"{IDS}/{self.ids.name}"}
 
     def sha256(self) -> str:
         """Return the checksum of the map's keys and ids."""

@@ -190,7 +190,8 @@ def prepare(
         if complete is None:
             journal.begin(settings)
             known = earlier.fetch(journal.directory / "earlier") if earlier else {}
-            work = Preparation(spec, schema, inputs, out, budget, methods, known=known, numbers=numbers)
+            work = Preparation(spec, schema, inputs, out, budget, methods, known=known, numbers=numbers,
+                               known_statistics=earlier.statistics(schema) if earlier else ())
             run = _Run(work, files, journal, ProgressReporter(on_progress, memory))
             manifest = run.prepare(settings)
             run.progress.end()
@@ -267,8 +268,9 @@ class _Run:
             if self.work.statistics:
                 rate = sum(record["positive"] for record in records) / max(1, sum(r["trained"] for r in records))
                 counted = self._do(pool, "counting labels", self._count_tasks(records, rate))
-                id_maps |= {about["name"]: _where(about, "statistics", self.work.statistic_files(column))
+                id_maps |= {about["name"]: self.work.statistic_files(column).record("statistics", about)
                             for about, column in zip(counted, self.work.statistics, strict=True)}
+            id_maps |= self.work.keep_statistics()
             if self._is_staged:
                 tasks = [replace(task, numbers=numbers if self.work.numbers is None else None) for task in tasks]
                 written = self._do(pool, "writing", self._write_tasks(tasks, records, layout, rate))
@@ -389,14 +391,8 @@ class _Run:
                                    for column in self.work.schema.sparse if not column.weights_of}
         for record in records:
             name = record["name"]
-            maps[name] = _where(record, "frequency", IdFiles.of(self.work.out / IDS, name))
+            maps[name] = IdFiles.of(self.work.out / IDS, name).record("frequency", record)
         return maps
-
-
-def _where(record: Record, how: str, files: IdFiles) -> Record:
-    """Return the manifest's record of an id map or of statistics."""
-    about = {key: value for key, value in record.items() if key != "name"}
-    return {"how": how, **about, "keys": f"{IDS}/{files.keys.name}", "ids": f"{IDS}/{files.ids.name}"}
 
 
 def _complete_already(out: Path, settings: dict[str, Any]) -> Manifest | None:

@@ -30,7 +30,7 @@ from embark.features.made import filled_keys
 from embark.features.numbers import Numbers, NumberSample
 from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema, SparseColumn
-from embark.features.statistics import statistic_columns
+from embark.features.statistics import ValueStatistics, statistic_columns, with_statistics
 from embark.formatting import shortlist, to_one_line
 from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
@@ -80,6 +80,7 @@ class Preparation:
     id_methods: tuple[IdMethod, ...]
     segment_names: tuple[str, ...] = ()
     known: Mapping[str, id_numbering.KnownIds] = field(default_factory=dict)  # Ids of earlier data, by column.
+    known_statistics: tuple[ValueStatistics, ...] = ()  # Of earlier data.
     numbers: Numbers | None = None  # None: they are fitted to the training rows first.
 
     def do(self, task: Task, report: Report) -> Callable[[], dict[str, Any]]:
@@ -104,6 +105,19 @@ class Preparation:
         return Layout((*dense, *self.schema.statistics_names), tuple(features), self.spec.data.prepare.dense_bits,
                       tuple(label.name for label in self.schema.labels))
 
+    def keep_statistics(self) -> dict[str, Any]:
+        """Write the statistics of earlier data beside the new data, and return the manifest's records of them."""
+        found = {}
+        for one in self.known_statistics:
+            files = self.statistic_files(one.column)
+            files.keys.parent.mkdir(exist_ok=True)
+            for path, values in ((files.keys, one.keys), (files.ids, one.values)):
+                with open(f"{path}.part", "wb") as file:
+                    np.save(file, values)
+                    commit(file, path)
+            found[files.ids.stem] = files.record("statistics", {"rows": len(one.keys), "sha256": files.sha256()})
+        return found
+
     @property
     def numbered(self) -> list[int]:
         """Positions of the columns whose ids go by frequency."""
@@ -111,8 +125,8 @@ class Preparation:
 
     @property
     def statistics(self) -> dict[int, SparseColumn]:
-        """The columns with statistics, by their positions."""
-        return statistic_columns(self.schema)
+        """The columns whose statistics are counted, by their positions."""
+        return {} if self.known_statistics else statistic_columns(self.schema)
 
     @property
     def counted(self) -> list[str]:
@@ -281,7 +295,8 @@ class Preparation:
         for raw in self._raw_portions(task, report):
             counts.add(raw)
             if self.numbers is not None:
-                raw = replace(raw, dense=self.numbers.encode(raw.dense))
+                dense = self.numbers.encode(raw.dense)
+                raw = replace(raw, dense=with_statistics(dense, self.known_statistics, raw))
             if len(raw):
                 split = assign_splits(self.spec.data, task.file_index, task.segment, raw, task.split_starts)
                 yield replace(raw, split=split, time=raw.time if self.statistics else None)
