@@ -8,7 +8,7 @@ from functools import reduce
 
 import numpy as np
 
-from embark.features.arrays import Floats, Hashes, Mask
+from embark.features.arrays import Floats, Hashes, Int32s, Mask
 from embark.features.hashing import hash_counters, stream_key
 from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema
@@ -47,23 +47,28 @@ def with_made(raw: RawRows, schema: Schema) -> RawRows:
     """Return rows that have only the columns of `schema.read` with all columns of `schema.sparse`."""
     if len(schema.read) == len(schema.sparse) and all(column.num_hashes == 1 for column in schema.sparse):
         return raw
-    read = {column.name: cells for column, *cells in
-            zip(schema.read, raw.keys, raw.lengths, raw.is_missing, strict=True)}
-    made = []
+    read = {column.name: position for position, column in enumerate(schema.read)}
+
+    def part(name: str, bounds: Sequence[float]) -> Hashes:
+        if bounds:
+            return _bucket_keys(raw.dense[:, schema.dense_names.index(name)], bounds)
+        return filled_keys(raw.keys[read[name]], raw.is_missing[read[name]])
+
+    all_keys: list[Keys] = []
+    all_lengths: list[Int32s | None] = []
+    all_missing: list[Mask | None] = []
     for column in schema.sparse:
+        lengths = is_missing = None
         if column.kind == "cross":
-            cells = [crossed([
-                _bucket_keys(raw.dense[:, schema.dense_names.index(name)], bounds) if bounds else
-                filled_keys(read[name][0], read[name][2])
-                for name, bounds in zip(column.parts, column.buckets, strict=True)
-            ]), None, None]
+            keys: Keys = crossed([part(*one) for one in zip(column.parts, column.buckets, strict=True)])
         else:
-            cells = read[column.name]
-        keys, lengths, is_missing = cells
+            at = read[column.name]
+            keys, lengths, is_missing = raw.keys[at], raw.lengths[at], raw.is_missing[at]
         if column.num_hashes > 1:
             keys = _hashes(keys, column.num_hashes)
             if lengths is not None:
-                keys, lengths = keys.reshape(-1), lengths * column.num_hashes
-        made.append((keys, lengths, is_missing))
-    keys, lengths, is_missing = zip(*made, strict=True)
-    return replace(raw, keys=keys, lengths=lengths, is_missing=is_missing)
+                keys, lengths = keys.reshape(-1), lengths * np.int32(column.num_hashes)
+        all_keys.append(keys)
+        all_lengths.append(lengths)
+        all_missing.append(is_missing)
+    return replace(raw, keys=tuple(all_keys), lengths=tuple(all_lengths), is_missing=tuple(all_missing))

@@ -157,10 +157,11 @@ class Schema:
     def describe(self) -> list[dict[str, object]]:
         """Return a row for each column of the input: its role, the reason, and some of its values."""
         sparse = {column.source: column for column in self.read if column.kind not in TIME_ROWS}
-        return [{"column": name, "taken_for": self._role(name, sparse.get(name)), "why": self.why.get(name, ""),
-                 "examples": self.examples.get(name, "")} for name in self.columns] + [
-            {"column": column.name, "taken_for": f"cross of {' and '.join(column.parts)}",
-             "why": "is named in features.crosses", "examples": ""} for column in self.sparse if column.parts]
+        rows = [(name, self._role(name, sparse.get(name)), self.why.get(name, ""), self.examples.get(name, ""))
+                for name in self.columns]
+        rows += [(column.name, f"cross of {' and '.join(column.parts)}", "is named in features.crosses", "")
+                 for column in self.sparse if column.parts]
+        return [dict(zip(("column", "taken_for", "why", "examples"), row, strict=True)) for row in rows]
 
     def to_toml(self, given: PrepareSpec) -> str:
         """Return the lines of a spec that leave nothing to guess, with what is `given`."""

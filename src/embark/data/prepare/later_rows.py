@@ -128,8 +128,9 @@ class PreparedWith:
         """Read the statistics of values and compare them with their checksums."""
         found = []
         for position, column in statistic_columns(self.schema).items():
-            about = self.manifest.settings["id_maps"].get(f"{column.name}.statistics", {})
-            keys, values, is_intact = self._arrays(about) if about else (None, None, False)
+            about = self.manifest.settings["id_maps"].get(f"{column.name}.statistics")
+            none = np.empty(0)
+            keys, values, is_intact = self._arrays(about) if about else (none, none, False)
             if not is_intact or not are_statistics(keys, values, len(column.statistics)):
                 raise DataError(f"{self.path}: the statistics of {column.name} are missing, or were changed since the "
                                 "data was prepared", fix=REPAIR)

@@ -181,6 +181,7 @@ class Preparation:
         num_trained = num_positive = 0
         sample = NumberSample.none(len(self.schema.dense_names))
         for raw in self._portions(task, counts, report):
+            assert raw.split is not None
             is_train = raw.split == TRAIN
             num_trained += int(is_train.sum())
             num_positive += int(main_label(raw)[is_train].sum())
