@@ -189,7 +189,7 @@ def _dense_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnB
         zero = zero.astype(np.float16).astype(np.float32)
     edges = _quantiles(values[values != zero[0]], _NUM_QUANTILES)
     labels = _range_labels([f"{value:.3g}" for value in code.decoded(edges, name)]) or ["other"]
-    first = "0" if encoder.plain_ids else "missing or 0" if code.is_plain else "missing or as usual"
+    first = "0" if encoder.plain_ids else "missing or 0" if code.is_plain else "missing"
     return _counted(values, [first, *labels], name=name, kind="dense", edges=tuple(edges.tolist()),
                     zero=float(zero[0]))
 

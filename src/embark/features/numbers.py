@@ -61,6 +61,13 @@ class NumberCode:
         """Whether a value is a function of the cell alone, without a state."""
         return self == NumberCode(self.column, self.transform, why=self.why) and not self.boundaries
 
+    def describe(self) -> str:
+        """Say in words what becomes of the column, and why."""
+        parts = [self.transform.replace("_", "-"), *([f"{len(self.boundaries) - 1} bins"]
+                                                     if self.transform == "piecewise_linear" else [])]
+        flag = f", with {self.column}_missing" if self.has_flag else ""
+        return " of ".join(parts) + flag + (f" ({self.why})" if self.why else "")
+
     def decoded(self, values: NDArray[Any], name: str) -> NDArray[np.float64]:
         """Return the cells that encode as these dense values of `name`, where those say it."""
         wide: NDArray[np.float64] = values.astype(np.float64)
@@ -139,7 +146,7 @@ class Numbers:
         for at, code in enumerate(self.codes):
             num = len(code.names) - code.has_flag
             if code.transform == "piecewise_linear":
-                edges = np.array(code.boundaries, np.float32)
+                edges = np.array(code.boundaries)  # float64, in which no difference is infinite
                 shares = (values[:, at, None] - edges[:-1]) / np.diff(edges)
                 found[:, position : position + num] = np.clip(shares, 0, 1)
             else:
@@ -306,6 +313,7 @@ def _fit(features: FeaturesSpec, name: str, cells: NDArray[np.float64], *, has_m
         if len(distinct) == 1:  # a constant column still has a value
             distinct = np.array([distinct[0], np.nextafter(distinct[0], np.float32(_LARGEST))], np.float32)
         boundaries = tuple(distinct.tolist())
+        low, high = boundaries[0], boundaries[-1]  # beyond them nothing differs
         if transform == "quantiles":
             places = [np.searchsorted(edges, distinct, side) for side in ("left", "right")]
             ranks = tuple((np.clip((places[0] + places[1] - 1) / num, 0, 2) - 1).tolist())

@@ -127,6 +127,10 @@ def legacy_features(prepare: Mapping[str, Any]) -> dict[str, Any]:
     return {} if dense == "auto" else {"numbers": dense, "missing_flags": False}
 
 
+_ONE_VALUE = 'makes several values of a column, and data.kind = "columns" has one for each'
+_PREPARE = "prepare the data, or use another transform"
+
+
 def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     """Find conflicts of `[features]` with the data."""
     features, data = spec.features, spec.data
@@ -145,6 +149,10 @@ def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
             if any(low >= high for low, high in pairwise(bounds)):
                 yield conflict(where, list(bounds), "does not rise", "sort the boundaries, each once")
     has_rate = main_task(spec.model.tasks) >= 0 or not spec.model.tasks
+    if data.kind == "columns" and features.missing_flags is True:
+        yield conflict("features.missing_flags", True, 'data.kind = "columns" has no missing values', "leave it out")
+    if data.kind == "columns" and features.numbers == "piecewise_linear":
+        yield conflict("features.numbers", features.numbers, _ONE_VALUE, _PREPARE)
     for name, column in features.columns.items():
         where = f"features.columns.{name}"
         if data.kind != "prepared":
@@ -156,6 +164,10 @@ def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         if column.min is not None and column.max is not None and column.min >= column.max:
             yield conflict(f"{where}.max", column.max, f"is not more than min = {column.min:g}", "swap them")
         transform = column.transform or features.numbers
+        if data.kind == "columns" and column.transform == "piecewise_linear":
+            yield conflict(f"{where}.transform", transform, _ONE_VALUE, _PREPARE)
+        if data.kind == "columns" and column.missing_flag:
+            yield conflict(f"{where}.missing_flag", True, 'data.kind = "columns" has no missing values', "leave it out")
         if column.num_buckets is not None and transform not in ("auto", "piecewise_linear"):
             yield conflict(f"{where}.num_buckets", column.num_buckets, f'has no effect with "{transform}"',
                            'leave it out, or set transform = "piecewise_linear"')

@@ -15,8 +15,12 @@ import pytest
 from embark.data import open_source
 from embark.data.columns import ColumnsSource
 from embark.data.synthetic import SyntheticSource
-from embark.errors import DataError, MissingPackage
-from embark.spec import DataSpec, ModelSpec, RunSpec, Table
+from embark.errors import DataError, MissingPackage, SpecError, UserError
+from embark.features.encoding import plain_row_format
+from embark.features.numbers import numbers_of
+from embark.run.resolve import resolve_run
+from embark.spec import DataSpec, ModelSpec, RunSpec, Table, resolve, to_toml
+from embark.spec.train import TrainSpec
 
 NUM_ROWS = 500
 
@@ -90,6 +94,36 @@ def test_every_row_comes_once_in_training_or_held_out(file: Callable[..., Path])
         ends = np.cumsum(batch.lengths[1])
         assert [part.tolist() for part in np.split(tags, ends[:-1])] == [expected["tags"][row] for row in rows]
     assert sorted(rows_seen) == list(range(NUM_ROWS))
+
+
+def test_numbers_are_scaled_by_training_rows_and_so_is_a_row_to_score(tmp_path: Path):
+    columns = content()
+    columns["price"] = np.exp(np.random.default_rng(0).normal(3, 2, NUM_ROWS)).astype(np.float32).tolist()
+    file = write_csv(tmp_path / "d.csv", columns)
+    spec = RunSpec(model=model(), data=data(file, eval_fraction=0.3), train=TrainSpec(batch_size=50))
+    found = resolve_run(spec)
+    batch = found.source.train_rows(0, 0, found.source.num_train_samples)
+    assert np.abs(batch.dense.mean(axis=0)).max() < 1e-3
+    assert np.abs(batch.dense.std(axis=0) - 1).max() < 0.01
+    assert found.source.eval_rows(0, 100).dense.mean(axis=0)[0] != 0
+    encoder = plain_row_format(found.spec.model, found.spec.data, fitted=found.spec.features.fitted)[2]
+    assert [code.transform for code in encoder.numbers.codes] == ["standardize", "log"]
+    cells = np.array([columns["age"], columns["price"]], np.float32).T
+    scored = {tuple(row) for row in encoder.numbers.encode(cells).tolist()}
+    assert {tuple(row) for row in batch.dense.tolist()} < scored
+    assert "fitted" in to_toml(found.spec)
+    assert resolve_run(found.spec).identity == found.identity
+    # One that has no state of its own is refused where it is of other columns.
+    with pytest.raises(UserError, match=r"features\.fitted: is of the columns"):
+        numbers_of(found.spec.features.fitted, ("price", "age"))
+
+
+def test_several_values_of_a_column_need_prepared_data():
+    spec = {"data": {"kind": "columns", "path": "x.csv", "dense_columns": ["a"]}, "model": {"num_dense": 1}}
+    for features in ({"numbers": "piecewise_linear"}, {"missing_flags": True}, {"columns": {"a": {
+            "transform": "piecewise_linear"}}}, {"columns": {"a": {"missing_flag": True}}}):
+        with pytest.raises(SpecError, match="features"):
+            resolve({**spec, "features": features})
 
 
 def test_epochs_have_orders_of_their_own_that_the_seed_fixes(tmp_path: Path):

@@ -27,7 +27,7 @@ from embark.data.prepare.splits import (
     time_split_record,
 )
 from embark.data.prepare.statistics_count import time_bins
-from embark.data.prepare.tasks import PREPARING, Journal, Kind, Preparation, Task
+from embark.data.prepare.tasks import PREPARING, Journal, Kind, Preparation, Task, open_reader
 from embark.data.prepared.manifest import (
     EARLIER,
     IDS,
@@ -54,6 +54,7 @@ from embark.store.errors import writing
 SEGMENT_BYTES = 96 << 20
 MIN_SEGMENT_BYTES = 8 << 20
 SMALL_BYTES = 16 << 20  # Input that is prepared before another process has started.
+_PREVIEW_BYTES = 1 << 20
 _REVISION = 3  # Version of how rows are made of the input; a journal of another one is of no use.
 _ALWAYS = ("name", "kind", "is_list", "max_ids", "rows", "column")  # Fields of columns that settings always have.
 Record = dict[str, Any]
@@ -110,7 +111,7 @@ class PrepareResult:
 
 def preview(spec: RunSpec) -> Preview:
     """Say what each column is taken for, and how rows, ids and memory are handled. Nothing is written."""
-    spec, schema, _, files, earlier = _open_inputs(spec)
+    spec, schema, inputs, files, earlier = _open_inputs(spec)
     prepare, methods = spec.data.prepare, _methods(spec, schema, earlier)
     splits = {
         "fraction": f"random: {spec.data.eval_fraction:g} to validation, {prepare.test_fraction:g} to test",
@@ -123,11 +124,29 @@ def preview(spec: RunSpec) -> Preview:
            "frequency": f"by frequency: 0 for what is missing{rare}, then by descending count"}
     if earlier:
         ids["frequency"] = f"as in {earlier.path}; new values get new rows"
+    schema = _with_transforms(spec, schema, inputs, files, earlier)
     return Preview(schema, schema.to_toml(prepare), files, splits,
                    "; ".join(ids[method] for method in dict.fromkeys(
                        method for method, column in zip(methods, schema.sparse, strict=True)
                        if column.kind not in TIME_ROWS and not column.weights_of)),
                    plan_budget(prepare, schema, has_runs=_has_runs(schema, methods)))
+
+
+def _with_transforms(
+    spec: RunSpec, schema: Schema, inputs: Inputs, files: Sequence[InputFile], earlier: EarlierIds | None
+) -> Schema:
+    """Return the schema with the transform of each number column as the reason for its role, by the first rows."""
+    numbers = earlier.before.numbers if earlier else _fixed_numbers(spec, schema)
+    if numbers is None:
+        reader = open_reader(schema.without_split(), spec.data.prepare, inputs)
+        found = NumberSample.none(len(schema.dense_names))
+        for raw in reader.read(reader.segments(files[0], MIN_SEGMENT_BYTES)[0], _PREVIEW_BYTES):
+            found = NumberSample.of(spec.data.seed, 0, raw.positions, raw.dense)
+            break
+        numbers = fit_numbers(spec.features, schema.dense_names, found, may_add=_may_add(spec))
+    why = {code.column: "; ".join(filter(None, (schema.why.get(code.column, ""), code.describe())))
+           for code in numbers.codes if code.column in schema.dense}
+    return replace(schema, why={**schema.why, **why})
 
 
 def prepare_from_spec(
