@@ -10,7 +10,7 @@ from typing import get_origin
 
 from pydantic import BaseModel
 
-from embark.spec import RunSpec, Table, Task
+from embark.spec import RunSpec
 from embark.spec.toml import inline, one_line, section_in
 
 
@@ -26,7 +26,7 @@ def reference() -> str:
                 kind = section_in(field.annotation)
                 if kind is None:
                     continue
-                brackets = ("[[", "]]") if kind in (Table, Task) else ("[", "]")
+                brackets = ("[[", "]]") if get_origin(field.annotation) is tuple else ("[", "]")
                 key = ".NAME" if get_origin(field.annotation) is dict else ""
                 lines += [f"### `{brackets[0]}{name}.{inner}{key}{brackets[1]}`", "", (kind.__doc__ or "").strip(), "",
                           *_table(kind), ""]

@@ -44,6 +44,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -68,6 +69,7 @@ from embark.export.safetensors_file import Array, map_file
 from embark.features.encoding import IdMap, RowEncoder, by_rising_key, same_lengths_of
 from embark.features.numbers import NumberCode, Numbers, recorded_numbers
 from embark.features.schema import Schema
+from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
 from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
 from embark.spec.features import LEGACY_DENSE, FeaturesSpec, legacy_features
 from embark.spec.model import ModelSpec
@@ -120,11 +122,12 @@ class RowFormat(_Section):
 
     @field_validator("columns", "prepare", mode="before")
     @classmethod
-    def _without_removed(cls, values: Any) -> Any:
+    def _without_removed(cls, values: Any, info: ValidationInfo) -> Any:
         """Leave out what this version no longer has: artifacts outlive it."""
         if not isinstance(values, dict):
             return values
-        return {key: value for key, value in values.items() if key not in REMOVED_OPTIONS}
+        kept = {LEGACY_DENSE} if info.field_name == "columns" else set()
+        return {key: value for key, value in values.items() if key not in REMOVED_OPTIONS - kept}
 
     @model_serializer(mode="wrap")
     def _without_labels(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -257,8 +260,11 @@ class Artifact:
         both |= {name: by_rising_key(arrays[f"{name}.keys"], arrays[f"{name}.ids"]) for name in dynamic}
         maps = tuple(IdMap(columns[feature.name], feature, *both[feature.name], rows.hashed_rows[feature.name])
                      for feature in rows.layout.features)
+        statistics = tuple(
+            ValueStatistics(position, arrays[f"{column.name}.statistics.keys"], arrays[f"{column.name}.statistics"])
+            for position, column in statistic_columns(rows.columns).items())
         return RowEncoder(rows.coded_numbers(), rows.layout, maps, rows.plain_ids,
-                          model.features_of_any_number, same_lengths_of(model))
+                          model.features_of_any_number, same_lengths_of(model), statistics)
 
 
 def open_versions(uri: str) -> CheckpointStore:
@@ -490,9 +496,14 @@ def _check_ids(found: Artifact) -> None:
     def refuse(what: str, file: str = INFO) -> None:
         raise DataError(f"{found.folder / file}: {what}", fix="it was not written by Embark: export the run again")
 
-    numbers = rows.coded_numbers()
-    if tuple(code.column for code in numbers.codes) != rows.columns.dense_names or numbers.names != rows.layout.dense:
+    numbers, statistics = rows.coded_numbers(), rows.columns.statistics_names
+    if tuple(code.column for code in numbers.codes) != rows.columns.dense_names or \
+            (*numbers.names, *statistics) != rows.layout.dense:
         refuse("rows.numbers are not the dense values of rows.layout")
+    for column in statistic_columns(rows.columns).values():
+        both = [found.id_maps.get(f"{column.name}.statistics{part}") for part in (".keys", "")]
+        if both[0] is None or both[1] is None or not are_statistics(both[0], both[1], len(column.statistics)):
+            refuse(f"{column.name}.statistics are not finite numbers of each key", ID_MAPS)
     for feature in rows.layout.features:
         name, table, hashed_rows = feature.name, tables.get(feature.name), rows.hashed_rows.get(feature.name)
         keys, ids = (found.id_maps.get(f"{name}.{part}") for part in ("keys", "ids"))

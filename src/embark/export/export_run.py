@@ -31,8 +31,10 @@ from embark.export.write_version import VersionContents, write_version
 from embark.features.encoding import PLAIN_FEATURES, IdMap, RowEncoder, by_rising_key, plain_row_format
 from embark.features.numbers import NumberCode, Numbers
 from embark.features.rows import Keys
+from embark.features.schema import Schema
 from embark.formatting import to_finite
 from embark.spec import RunSpec, user_code
+from embark.spec.features import FeaturesSpec
 from embark.spec.model import StoredTable
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import TrainedRun, find_trained
@@ -171,8 +173,8 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
             rows = RowFormat(
                 columns=before.schema.unlabelled(), prepare=before.prepare, layout=manifest.layout,
                 hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps}, features=before.features,
-                numbers=_with_state(encoder.numbers))
-            return rows, _tensors(encoder.maps), encoder
+                numbers=_with_state(encoder.numbers, before.features))
+            return rows, [*_tensors(encoder.maps), *_statistics(before.schema, encoder)], encoder
     schema, prepare, encoder = plain_row_format(model, data, manifest.layout if manifest else None,
                                                 has_words=data.kind == "columns" or trained.spec.stream.is_on,
                                                fitted=trained.spec.features.fitted)
@@ -183,13 +185,14 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
     rows = RowFormat(
         columns=schema.unlabelled(), prepare=prepare, layout=encoder.layout,
         hashed_rows={one.feature.name: one.hashed_rows for one in maps}, plain_ids=data.on_bad_id,
-        features=PLAIN_FEATURES, numbers=_with_state(encoder.numbers))
+        features=PLAIN_FEATURES, numbers=_with_state(encoder.numbers, PLAIN_FEATURES))
     return rows, _tensors(by_slot), replace(encoder, maps=maps)
 
 
-def _with_state(numbers: Numbers) -> tuple[NumberCode, ...] | None:
-    """Return the codes if they have a state; transforms without one are named by `features`."""
-    return None if all(code.is_plain for code in numbers.codes) else numbers.codes
+def _with_state(numbers: Numbers, features: FeaturesSpec) -> tuple[NumberCode, ...] | None:
+    """Return the codes, unless they have no state and `features` names the transform."""
+    return None if all(code.is_plain and code.transform == features.numbers for code in numbers.codes) else \
+        numbers.codes
 
 
 def _with_slots(maps: Sequence[IdMap], slots: Maps) -> tuple[IdMap, ...]:
@@ -202,6 +205,11 @@ def _with_slots(maps: Sequence[IdMap], slots: Maps) -> tuple[IdMap, ...]:
 def _tensors(maps: Sequence[IdMap]) -> list[TensorSource]:
     return [in_memory(f"{one.feature.name}.{kind}", np.asarray(values)) for one in maps
             for kind, values in (("keys", one.keys), ("ids", one.ids)) if values is not None]
+
+
+def _statistics(schema: Schema, encoder: RowEncoder) -> list[TensorSource]:
+    return [in_memory(f"{schema.sparse[one.column].name}.statistics{kind}", np.asarray(values))
+            for one in encoder.statistics for kind, values in ((".keys", one.keys), ("", one.values))]
 
 
 def _dynamic_maps(arrays: CheckpointArrays, spec: RunSpec) -> Maps:

@@ -17,6 +17,7 @@ from embark.features.layout import Feature, Layout, Rows
 from embark.features.numbers import Numbers, numbers_of
 from embark.features.rows import Keys, NumberRows, RawRows
 from embark.features.schema import TIME_ROWS, LabelColumn, Schema, SparseColumn
+from embark.features.statistics import ValueStatistics, with_statistics
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.features import FeaturesSpec
 from embark.spec.model import CANDIDATE, ModelSpec, Table
@@ -38,7 +39,8 @@ def id_methods(prepare: PrepareSpec, schema: Schema) -> tuple[IdMethod, ...]:
         raise UserError(f"data.prepare.ids = \"hash\" needs the rows of every table; not given: {', '.join(without)}",
                         fix="give them in [[model.tables]], or set data.prepare.ids = \"frequency\"")
     # An hour or a weekday is its id, and a weight is none.
-    return tuple("hash" if column.kind in TIME_ROWS or column.weights_of else prepare.ids for column in schema.sparse)
+    return tuple("hash" if column.kind in TIME_ROWS or column.weights_of or column.num_hashes > 1 else prepare.ids
+                 for column in schema.sparse)
 
 
 def hash_ids(keys: Keys, is_missing: Mask | None, rows: int, dtype: np.dtype[Any]) -> Array:
@@ -49,7 +51,7 @@ def hash_ids(keys: Keys, is_missing: Mask | None, rows: int, dtype: np.dtype[Any
     np.subtract(keys, ids, out=ids)
     narrow = ids.astype(dtype)
     if is_missing is not None:
-        np.copyto(narrow, 0, where=is_missing)
+        np.copyto(narrow.T, 0, where=is_missing)
     return narrow
 
 
@@ -111,14 +113,17 @@ class RowEncoder:
     """What becomes of ids that no table has, in data that has ids instead of values."""
     any_number: frozenset[str] = frozenset()  # Features whose keys are the ids, any 64 bits.
     same_lengths: tuple[str, ...] = ()  # Features that have as many values as each other, such as items and times.
+    statistics: tuple[ValueStatistics, ...] = ()
 
     def encode(self, raw: RawRows) -> Rows:
         """Encode rows that are `readable`. The dense values of `raw` are changed in place."""
         ids = tuple(self._ids_of(*column) for column in zip(self.maps, raw.keys, raw.is_missing, strict=True))
-        return Rows(raw.label, self._transformed(raw.dense), ids, raw.lengths)
+        return Rows(raw.label, self._transformed(raw.dense, raw), ids, raw.lengths)
 
-    def _transformed(self, dense: Floats) -> Floats:
+    def _transformed(self, dense: Floats, raw: RawRows | None = None) -> Floats:
         dense = self.numbers.encode(dense)
+        if raw is not None:
+            dense = with_statistics(dense, self.statistics, raw)
         return dense if self.layout.dense_bits == 32 else dense.astype(np.float16).astype(np.float32)
 
     def _ids_of(self, one: IdMap, keys: Keys, is_missing: Mask | None) -> Array:

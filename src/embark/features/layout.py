@@ -204,7 +204,7 @@ class Rows:
         rows = np.flatnonzero(mask)
         return Rows(
             self.label[rows], self.dense.take(rows, axis=0),
-            tuple(ids.take(rows) if lengths is None else ids[np.repeat(mask, lengths)]
+            tuple(ids.take(rows, axis=0) if lengths is None else ids[np.repeat(mask, lengths)]
                   for ids, lengths in zip(self.ids, self.lengths, strict=True)),
             tuple(None if lengths is None else lengths[rows] for lengths in self.lengths),
         )

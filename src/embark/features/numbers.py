@@ -106,8 +106,8 @@ class Numbers:
         return frozenset(code.names[-1] for code in self.codes if code.has_flag)
 
     def code_of(self, name: str) -> NumberCode:
-        """Return the code whose dense value has this name."""
-        return next(code for code in self.codes if name in code.names)
+        """Return the code whose dense value has this name; statistics of values are what they are."""
+        return next((code for code in self.codes if name in code.names), NumberCode(name, "none"))
 
     @cached_property
     def _plain(self) -> str:

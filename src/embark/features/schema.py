@@ -9,6 +9,7 @@ import tomli_w
 
 from embark.features.values import TimeFormat
 from embark.spec.data import PrepareSpec, TimeFeature
+from embark.spec.features import Statistic
 from embark.spec.model import Table
 from embark.spec.tasks import Task, label_columns, main_task
 
@@ -16,7 +17,7 @@ TIME_ROWS = {"hour": 25, "weekday": 8}
 """Rows of the tables made of times: 0 for a missing one, then the hours from midnight, the days from Monday."""
 
 KINDS = {"hex": "hexadecimal ids", "integer": "integer ids", "text": "words", "hour": "hours", "weekday": "weekdays",
-         "number": "weights of ids"}
+         "number": "weights of ids", "cross": "values of several columns together"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,12 +25,18 @@ class SparseColumn:
     """A column that becomes a table."""
 
     name: str
-    kind: Literal["hex", "integer", "text", "hour", "weekday", "number"]
+    kind: Literal["hex", "integer", "text", "hour", "weekday", "number", "cross"]
     is_list: bool = False
     max_ids: int = 1  # Longer lists are cut.
     rows: int | None = None  # Rows of its table, if the spec gives them.
     column: str = ""  # The name in the input, if a table cannot have that name.
     weights_of: str = ""  # The column whose ids these are the weights of; empty: these are ids.
+    parts: tuple[str, ...] = ()  # Of a cross: the names of the columns it is made of.
+    buckets: tuple[tuple[float, ...], ...] = ()  # Of each part: boundaries if it is a number, else none.
+    is_words: bool = False  # A cell is text, and its words are the values.
+    num_hashes: int = 1  # Rows of the table that a value has.
+    min_count: int = 0  # Training rows that a value needs for an id of its own; 0: as the spec says for all.
+    statistics: tuple[Statistic, ...] = ()  # Dense values that say something about the value.
 
     @staticmethod
     def of_weights(table: Table) -> SparseColumn:
@@ -41,6 +48,11 @@ class SparseColumn:
     def source(self) -> str:
         """The column of the input it comes from."""
         return self.column or self.name
+
+    @property
+    def most_ids(self) -> int:
+        """The most ids of a row."""
+        return self.max_ids * self.num_hashes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +114,36 @@ class Schema:
 
     @property
     def dense_names(self) -> tuple[str, ...]:
-        """The names of all dense values."""
+        """The names of the dense values of a raw row."""
         return (*self.dense, *(f"{name}_age" for name in self.ages))
+
+    @property
+    def statistics_names(self) -> tuple[str, ...]:
+        """The names of the dense values that say something about values of sparse columns; they are the last."""
+        return tuple(f"{column.name}_{statistic}" for column in self.sparse for statistic in column.statistics)
+
+    @property
+    def read(self) -> tuple[SparseColumn, ...]:
+        """The sparse columns that the input has; the others are made of them."""
+        return tuple(column for column in self.sparse if column.kind != "cross")
 
     @property
     def needed(self) -> tuple[str, ...]:
         """The columns of the input that rows are made of, each once."""
         names = (self.label, *(label.name for label in self.labels), *self.dense,
-                 *(column.source for column in self.sparse), *(time.name for time in self.times))
+                 *(column.source for column in self.read), *(time.name for time in self.times))
         return tuple(name for name in dict.fromkeys(names) if name)
+
+    @property
+    def has_row_time(self) -> bool:
+        """Whether the rows' own time is used, to split them or to tell which are earlier."""
+        has_statistics = any(column.statistics for column in self.sparse)
+        return self.is_split_by_time or (has_statistics and self.time_column in {time.name for time in self.times})
 
     def only_time(self) -> Schema:
         """Keep the label and the row's own time."""
         times = tuple(replace(time, features=()) for time in self.times if time.name == self.time_column)
-        return replace(self, dense=(), sparse=(), times=times)
+        return replace(self, dense=(), sparse=(), times=times, is_split_by_time=True)
 
     def without_split(self) -> Schema:
         """Return a copy with the features and the columns they need, without those that only split rows."""
@@ -128,9 +156,12 @@ class Schema:
 
     def describe(self) -> list[dict[str, object]]:
         """Return a row for each column of the input: its role, the reason, and some of its values."""
-        sparse = {column.source: column for column in self.sparse if column.kind not in TIME_ROWS}
-        return [{"column": name, "taken_for": self._role(name, sparse.get(name)), "why": self.why.get(name, ""),
-                 "examples": self.examples.get(name, "")} for name in self.columns]
+        sparse = {column.source: column for column in self.read if column.kind not in TIME_ROWS}
+        rows = [(name, self._role(name, sparse.get(name)), self.why.get(name, ""), self.examples.get(name, ""))
+                for name in self.columns]
+        rows += [(column.name, f"cross of {' and '.join(column.parts)}", "is named in features.crosses", "")
+                 for column in self.sparse if column.parts]
+        return [dict(zip(("column", "taken_for", "why", "examples"), row, strict=True)) for row in rows]
 
     def to_toml(self, given: PrepareSpec) -> str:
         """Return the lines of a spec that leave nothing to guess, with what is `given`."""
@@ -146,13 +177,14 @@ class Schema:
                 prepare |= {"delimiter": self.delimiter, "header": self.has_header}
                 if not self.has_header:
                     prepare["column_names"] = list(self.columns)
-            prepare["sparse_columns"] = [column.source for column in self.sparse
+            prepare["sparse_columns"] = [column.source for column in self.read
                                          if not column.is_list and column.kind not in TIME_ROWS]
             if self.time_column:
                 data["time_column"] = self.time_column
             units = {column.format for column in self.times} & {"s", "ms"}
             optional = {
-                "list_columns": [column.source for column in self.sparse if column.is_list and not column.weights_of],
+                "list_columns": [column.source for column in self.sparse
+                                 if column.is_list and not column.weights_of and not column.is_words],
                 "hex_columns": [column.source for column in self.sparse if column.kind == "hex"],
                 "list_delimiter": self.list_delimiter if any(column.is_list for column in self.sparse) else "",
                 "ignored_columns": list(self.ignored),
@@ -175,4 +207,6 @@ class Schema:
             return f"weights of the ids of {', '.join(others)}"
         of = KINDS[column.kind]
         table = f", table {column.name}" if column.column else ""
+        if column.is_words:
+            return f"words of a text, at most {column.max_ids}{table}"
         return (f"list of {of}, at most {column.max_ids}" if column.is_list else of) + table

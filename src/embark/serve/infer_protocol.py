@@ -26,10 +26,10 @@ MAX_REMEMBERED, MAX_REMEMBERED_BYTES = 64, 1 << 16  # Kinds of requests, and the
 def metadata(name: str, version: int, columns: Schema, model: ModelSpec) -> dict[str, Any]:
     """Describe a model by the protocol: a tensor for each column, with a second dimension for lists."""
     inputs = {column: _tensor(column, "FP32") for column in columns.dense}
-    for column in columns.sparse:
+    for column in columns.read:
         if column.kind not in TIME_ROWS:
             datatype = {"integer": "INT64", "number": "FP32"}.get(column.kind, "BYTES")
-            inputs[column.source] = _tensor(column.source, datatype, is_list=column.is_list)
+            inputs[column.source] = _tensor(column.source, datatype, is_list=column.is_list and not column.is_words)
     for time in columns.times:
         inputs.setdefault(time.name, _tensor(time.name, "INT64" if time.format in ("s", "ms") else "BYTES"))
     return {"name": name, "versions": [str(version)], "platform": "embark", "inputs": list(inputs.values()),

@@ -67,7 +67,8 @@ class RawLayout:
         sources = [column.source for column in schema.sparse]
         wanted = [*schema.dense, *sources]
         is_unlabelled = not schema.label and not schema.labels
-        has_matrices = is_unlabelled and bool(sources) and len(set(wanted)) == len(wanted) and \
+        has_one_id = all(column.num_hashes == 1 and not column.statistics for column in schema.sparse)
+        has_matrices = is_unlabelled and has_one_id and bool(sources) and len(set(wanted)) == len(wanted) and \
             not schema.times and number_columns(schema).keys() == set(wanted) <= locations.keys()
         dense = _runs(locations, schema.dense, "<f4") if has_matrices else None
         sparse = _runs(locations, sources, "<i8") if has_matrices else None

@@ -64,7 +64,7 @@ def read_tensor(name: Any, datatype: Any, shape: Any, data: Any) -> Tensor:
 def tensor_columns(tensors: Sequence[Tensor], schema: Schema) -> TensorColumns:
     """Return the tensors of a request as columns. Columns of one value may come as [rows, 1] too, and a tensor of one
     row belongs to all rows."""
-    lists = {column.source for column in schema.sparse if column.is_list}
+    lists = {column.source for column in schema.read if column.is_list and not column.is_words}
     columns = {tensor.name: _column(tensor, tensor.name in lists) for tensor in tensors}
     if len(columns) != len(tensors):
         raise ValueError("every input has a name of its own")

@@ -303,7 +303,7 @@ class Traffic:
                     for feature, one in zip(encoder.layout.features, raw.is_missing, strict=True)}
         counts = self._counts[artifact.version]
         counts.columns.append([*reference.count(encoder.encode(raw), encoder, self._rng),
-                               np.array([missing[one.name] for one in reference.columns], np.int64)])
+                               np.array([missing.get(one.name, 0) for one in reference.columns], np.int64)])
         counts.num_sampled += len(raw)
 
     def take(self) -> Window:

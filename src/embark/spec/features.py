@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
 from embark.errors import Mistake, conflict
+from embark.spec.model import Rows
 from embark.spec.section import PositiveInt, Section
+from embark.spec.tasks import main_task
 
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec
 
+Statistic = Literal["count", "label_rate"]
 NumberTransform = Literal["standardize", "quantiles", "piecewise_linear", "log", "mlperf", "clip", "none"]
 
 
@@ -29,16 +33,58 @@ class ColumnFeatures(Section):
     """Smaller values count as this."""
     max: float | None = None
     """Larger values count as this."""
+    rows: Rows | None = None
+    """Ids: rows of the column's table, where `[model]` gives no tables; values are hashed modulo these."""
+    min_count: PositiveInt | None = None
+    """Ids by frequency: in place of `data.prepare.min_count`."""
+    max_ids: PositiveInt | None = None
+    """Lists and words: in place of `data.prepare.max_ids`."""
+    num_hashes: int = Field(default=1, ge=1, le=8)
+    """Hashed ids: how many rows a value has in its table, whose sum is its vector. Two values are the same to the model
+    only if all their rows are: with 2, tables of a tenth of the values' number suffice."""
+    words: bool = False
+    """The column is text: its words, in lower case, are a list of ids, the first `max_ids` of them."""
+    statistics: Annotated[tuple[Statistic, ...], Field(strict=False)] = ()
+    """Ids: dense values beside the table. `count`: ln(1 + training rows with the value). `label_rate`: their smoothed
+    label rate, in log odds less those of all rows. A training row gets those of earlier rows."""
+
+    @property
+    def is_of_ids(self) -> bool:
+        """Whether something is said that only a column of ids has."""
+        return not all(self.has_default(name) for name in ID_FIELDS)
 
     def left_out(self) -> Collection[str]:
         return [name for name in type(self).model_fields if self.has_default(name)]
 
 
-class FeatureColumns(dict[str, ColumnFeatures]):
+ID_FIELDS = ("rows", "min_count", "max_ids", "num_hashes", "words", "statistics")
+
+
+class ByColumn(dict[str, Any]):
     """Settings by column; never changed, so that a spec can be hashed."""
 
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.items()))
+
+
+class CrossFeatures(Section):
+    """`[[features.crosses]]`: a table for the values that columns have together."""
+
+    columns: Annotated[tuple[str, ...], Field(strict=False, min_length=2, max_length=8)]
+    """Two or more columns of one id a row, their tables, such as `at_hour`, or number columns with `buckets`. No value
+    counts as a value."""
+    name: str = Field(default="", pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$", max_length=128)
+    """Name of the table; default: the columns' names with `_x_` between them."""
+    rows: Rows | None = None
+    """Rows of the table: values are hashed modulo these. Without them ids are by frequency."""
+    min_count: PositiveInt | None = None
+    """Ids by frequency: in place of `data.prepare.min_count`."""
+    buckets: Annotated[dict[str, Annotated[tuple[float, ...], Field(strict=False, min_length=1, max_length=1000)]],
+                       AfterValidator(ByColumn)] = Field(default=ByColumn())
+    """Number columns among `columns`, each with the rising boundaries between its buckets."""
+
+    def left_out(self) -> Collection[str]:
+        return [name for name in ("name", "rows", "min_count", "buckets") if self.has_default(name)]
 
 
 class FeaturesSpec(Section):
@@ -56,8 +102,10 @@ class FeaturesSpec(Section):
     missing values, except with `mlperf` and `none`. A missing number itself counts as the mean."""
     num_buckets: PositiveInt = Field(default=16, ge=2, le=1024)
     """Quantile buckets of `piecewise_linear`."""
-    columns: Annotated[dict[str, ColumnFeatures], AfterValidator(FeatureColumns)] = Field(default=FeatureColumns())
+    columns: Annotated[dict[str, ColumnFeatures], AfterValidator(ByColumn)] = Field(default=ByColumn())
     """Settings of single columns, by name."""
+    crosses: Annotated[tuple[CrossFeatures, ...], Field(strict=False)] = ()
+    """Tables for the values that columns have together, one `[[features.crosses]]` each."""
     fitted: str = Field(default="", max_length=10_000_000)
     """Means, scales and boundaries of `data.kind = "columns"`, which a run computes and which travel with its spec."""
 
@@ -90,12 +138,29 @@ def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         yield from features.unused("features", type(features).model_fields, f'while data.kind is "{data.kind}"',
                                    "leave it out")
         return
+    if data.kind != "prepared" and features.crosses:
+        yield conflict("features.crosses", "", f'has no effect while data.kind is "{data.kind}"',
+                       'data.kind = "prepared", which `embark data prepare` writes')
+    for number, cross in enumerate(features.crosses):
+        for name, bounds in cross.buckets.items():
+            where = f"features.crosses[{number}].buckets.{name}"
+            if name not in cross.columns:
+                yield conflict(where, name, "is not among the columns of the cross", "add it there, or leave it out")
+            if any(low >= high for low, high in pairwise(bounds)):
+                yield conflict(where, list(bounds), "does not rise", "sort the boundaries, each once")
+    has_rate = main_task(spec.model.tasks) >= 0 or not spec.model.tasks
     if data.kind == "columns" and features.missing_flags is True:
         yield conflict("features.missing_flags", True, 'data.kind = "columns" has no missing values', "leave it out")
     if data.kind == "columns" and features.numbers == "piecewise_linear":
         yield conflict("features.numbers", features.numbers, _ONE_VALUE, _PREPARE)
     for name, column in features.columns.items():
         where = f"features.columns.{name}"
+        if data.kind != "prepared":
+            yield from column.unused(where, ID_FIELDS, f'while data.kind is "{data.kind}"', "leave it out")
+        if column.num_hashes > 1 and column.min_count is not None:
+            yield conflict(f"{where}.min_count", column.min_count, "has no effect on hashed ids", "leave it out")
+        if "label_rate" in column.statistics and not has_rate:
+            yield conflict(f"{where}.statistics", "label_rate", "no task of [model] has labels 0 and 1", "leave it out")
         if column.min is not None and column.max is not None and column.min >= column.max:
             yield conflict(f"{where}.max", column.max, f"is not more than min = {column.min:g}", "swap them")
         transform = column.transform or features.numbers

@@ -38,7 +38,9 @@ def test_scores_of_a_server_are_those_of_the_rows_prepared_and_evaluated(tmp_pat
     draw = random.Random(7)
     rows = draw_rows(num_rows, 11, new_words=[f"unseen {i}" for i in range(30)])
     train, held_out = write_csv(tmp_path / "train.csv", draw_rows(400, 1)), write_csv(tmp_path / "later.csv", rows)
-    spec = prepared_spec(tmp_path, train, held_out)
+    spec = prepared_spec(tmp_path, train, held_out, features={
+        "columns": {"word": {"statistics": ["count", "label_rate"]}, "number": {"rows": 997, "num_hashes": 2}},
+        "crosses": [{"columns": ["word", "seen_at_hour"]}]})
     artifact = open_artifact(export_run(save_run(spec).uri, str(tmp_path / "models")).uri)
     ends = [0]
     while ends[-1] < num_rows:

@@ -62,13 +62,14 @@ def plan_budget(prepare: PrepareSpec, schema: Schema, *, has_runs: bool) -> Budg
 def _writer_bytes(schema: Schema) -> int:
     """Estimate a writer's memory: in each split rows that wait for a block to be full, the same joined, and the block;
     and rows that wait in the segment before, which is still being put on disk."""
-    row_bytes = 1 + 4 * len(schema.dense_names) + sum(4 * column.max_ids for column in schema.sparse)
+    num_dense = len(schema.dense_names) + len(schema.statistics_names)
+    row_bytes = 1 + 4 * num_dense + sum(4 * column.most_ids for column in schema.sparse)
     return 4 * len(SPLITS) * BLOCK_ROWS * row_bytes
 
 
 def _run_row_bytes(schema: Schema) -> int:
     """Estimate the memory of a row with its keys, twice while a run is joined, and one column's while it is sorted."""
     key_bytes = 4 if schema.format == "criteo" else 8
-    keys = sum(key_bytes * column.max_ids for column in schema.sparse)
-    widest = max((column.max_ids for column in schema.sparse), default=0)
+    keys = sum(key_bytes * column.most_ids for column in schema.sparse)
+    widest = max((column.most_ids for column in schema.sparse), default=0)
     return 2 * (16 + 4 * len(schema.dense_names) + keys + len(schema.sparse)) + 48 * widest

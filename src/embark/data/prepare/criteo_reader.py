@@ -25,6 +25,7 @@ from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.rows import Segment, reason_of
 from embark.data.prepare.text_stream import PAD_BYTES, LineChunk, line_chunks, line_segments
 from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask
+from embark.features.made import with_made
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 from embark.features.schema import Schema
 
@@ -42,8 +43,8 @@ class CriteoReader:
     """Reads Kaggle's `train.txt` and the days of the 1TB set, plain or gzip."""
 
     def __init__(self, schema: Schema, inputs: Inputs) -> None:
-        self._inputs = inputs
-        self._names = (schema.label, *schema.dense, *(column.name for column in schema.sparse))
+        self._inputs, self._schema = inputs, schema
+        self._names = (schema.label, *schema.dense, *(column.name for column in schema.read))
 
     def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
         """Cut a file into byte ranges; each owns the lines that begin in it. A gzip file is one range."""
@@ -66,12 +67,12 @@ class CriteoReader:
         slab, bad = _with_doubtful(slab, chunk.text[PAD_BYTES:-PAD_BYTES], self._names)
         starts = slab.line_starts if len(slab.lines) == len(slab.line_starts) else slab.line_starts[slab.lines]
         has_missing = np.logical_or.reduce(slab.is_missing, axis=1).tolist()
-        return RawRows(
+        return with_made(RawRows(
             starts + chunk.position, slab.label.astype(np.float32), slab.dense, tuple(slab.keys), (None,) * NUM_SPARSE,
             tuple(mask if has else None for mask, has in zip(slab.is_missing, has_missing, strict=True)),
             bad=tuple(BadRow(first_line + line, why) for line, why in bad[:MAX_QUOTED]),
             reasons=Counter(reason_of(why) for _, why in bad), num_lines=len(slab.line_starts),
-        )
+        ), self._schema)
 
 
 def read_line(line: bytes, names: tuple[str, ...]) -> tuple[int, list[int | None], list[int | None]]:

@@ -22,6 +22,7 @@ from embark.errors import DataError
 from embark.features.encoding import IdMethod
 from embark.features.layout import REPAIR
 from embark.features.schema import TIME_ROWS, Schema
+from embark.features.statistics import ValueStatistics
 from embark.formatting import shortlist
 from embark.spec.data import DataSpec
 from embark.spec.run import RunSpec
@@ -77,6 +78,12 @@ class EarlierIds:
         """Return how each column's ids were made."""
         return tuple(self._how(column.name) for column in schema.sparse)
 
+    def statistics(self, schema: Schema) -> tuple[ValueStatistics, ...]:
+        """Return the statistics of values, which are kept too."""
+        positions = {column.name: position for position, column in enumerate(schema.sparse)}
+        return tuple(replace(one, column=positions[self.before.schema.sparse[one.column].name])
+                     for one in self.before.statistics())
+
     def settings(self) -> dict[str, str]:
         """Return what the new manifest records: which ids it continues, not where they lie."""
         return {"data": self.before.manifest.fingerprint(), "new_ids": "append"}
@@ -112,7 +119,7 @@ class EarlierIds:
         columns = {column.name: column for column in old.sparse}
         for what, before, now in (
             ("Criteo's own format", old.format == "criteo", schema.format == "criteo"),
-            ("dense columns", _listed(old.dense_names), _listed(schema.dense_names)),
+            ("dense columns", *(_listed((*one.dense_names, *one.statistics_names)) for one in (old, schema))),
             ("features", *(json.dumps(one.model_dump(mode="json")) for one in (self.before.features, spec.features))),
             ("features that share a table", _sharing(self.before.manifest.settings.get(SHARED, {})),
              _sharing(shared_tables(spec.model))),

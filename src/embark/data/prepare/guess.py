@@ -72,7 +72,7 @@ class _Choice:
 def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     columns = [column.name for column in sample.columns]
     tables = {_column_of(table.name, columns): table for table in spec.model.tables}
-    lists = {*spec.data.prepare.list_columns, *(name for name, table in tables.items() if _is_list(table))}
+    lists = {*spec.data.prepare.list_columns, *(name for name, table in tables.items() if _is_list(spec, name, table))}
     delimiter = spec.data.prepare.list_delimiter or list_delimiter_of(
         [column for column in sample.columns if column.name not in _labels(spec)], lists)
     choice = _choose(spec, sample, tables, delimiter)
@@ -83,15 +83,20 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     times = find_times(spec.data, sample.columns, where)
     choice.why |= {time.name: f"{choice.why[time.name]}; holds {MEANINGS[time.format]}" for time in times}
     by_name = {name: _sparse(spec, name, judgement, tables.get(name)) for name, judgement in choice.sparse}
-    made = {column.name: column for column in _sparse_of_times(times)}
+    made = {column.name: column for column in (*_sparse_of_times(times), *_crosses(spec))}
+    if taken := [column.name for column in made.values() if column.name in by_name]:
+        raise DataError(f"{where}: column {taken[0]!r} and a table that is made have the same name",
+                        fix="set features.crosses.name to another one, or rename the column")
     by_name |= {name: replace(column, rows=tables[name].rows) if name in tables else column
                 for name, column in made.items()}
     order = [name for name in tables if name in by_name] if tables else by_name
     sparse = _with_tables(spec, [by_name[name] for name in order], where)
     _refuse_without_table(made.values(), sparse, where)
     _refuse_mixed(spec, sparse, where)
+    dense = tuple(spec.data.dense_columns) or tuple(choice.dense)
+    sparse = _resolved(spec, sparse, (*dense, *(f"{time.name}_age" for time in times if "age" in time.features)), where)
     sparse += tuple(SparseColumn.of_weights(table) for table in spec.model.tables if table.weights_column)
-    schema = Schema(sample.format, _labels(spec)[0], tuple(spec.data.dense_columns) or tuple(choice.dense), sparse,
+    schema = Schema(sample.format, _labels(spec)[0], dense, sparse,
                     tuple(columns), tuple(choice.ignored), sample.delimiter, sample.has_header,
                     choice.why, _all_examples(sample), list_delimiter=delimiter, times=times,
                     time_column=spec.data.time_column, labels=LabelColumn.of(spec.model.tasks),
@@ -101,7 +106,8 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
 
 def _check_dense(spec: RunSpec, schema: Schema, where: str) -> Schema:
     """Return the schema if it has as many dense columns as [model] says."""
-    num_dense, found = len(schema.dense_names), ", ".join(schema.dense_names) or "none"
+    names = (*schema.dense_names, *schema.statistics_names)
+    num_dense, found = len(names), ", ".join(names) or "none"
     if "num_dense" in spec.model.model_fields_set and spec.model.num_dense != num_dense:
         raise DataError(f"{where}: model.num_dense = {spec.model.num_dense}, and the dense columns are: {found}",
                         fix=f"set model.num_dense = {num_dense} or leave it out, or name them in data.dense_columns")
@@ -139,9 +145,10 @@ def _sparse_of_times(times: Sequence[TimeColumn]) -> Iterator[SparseColumn]:
 def _refuse_without_table(made: Iterable[SparseColumn], sparse: Sequence[SparseColumn], where: str) -> None:
     """Refuse features made of times for which [model] has no table, or one of too few rows."""
     rows = {(column.source, column.kind): column.rows or 0 for column in sparse}
-    if wrong := [f'{{ name = "{column.name}", rows = {column.rows} }}' for column in made
-                 if rows.get((column.source, column.kind), 0) < (column.rows or 0)]:
-        raise DataError(f"{where}: [model] has no table, or one of too few rows, for data.prepare.time_columns",
+    if wrong := [f'{{ name = "{column.name}", rows = {column.rows or "…"} }}' for column in made
+                 if rows.get((column.source, column.kind), -1) < (column.rows or 0)]:
+        raise DataError(f"{where}: [model] has no table, or one of too few rows, for data.prepare.time_columns or "
+                        "features.crosses",
                         fix=f"add to model.tables: {', '.join(wrong)}; or leave the tables out, so that the data says "
                             "them")
 
@@ -196,29 +203,80 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimi
 
 def _named_role(spec: RunSpec, column: Column, table: Table | None, list_delimiter: str) -> Judgement | None:
     """Return the role of a column that the spec calls sparse or a list."""
-    prepare, name = spec.data.prepare, column.name
-    is_list = name in prepare.list_columns or (table is not None and _is_list(table))
-    if not is_list and name not in prepare.sparse_columns and table is None:
+    prepare, name, features = spec.data.prepare, column.name, spec.features.of(column.name)
+    is_list = name in prepare.list_columns or (table is not None and _is_list(spec, name, table))
+    if not is_list and name not in prepare.sparse_columns and table is None and not features.is_of_ids:
         return None
     if column.type == "nested":
         raise DataError(f"column {name!r} holds structures, which are not read", fix="write it as a list of values")
+    if features.words:
+        return Judgement("list", "is text: features.columns says words = true", "text")
     delimiter = list_delimiter if is_list and column.type == "text" else ""
     kind = "hex" if name in prepare.hex_columns else kind_of(column, delimiter)
     # The file knows better than the spec, which says only that the column is sparse.
     return Judgement("list" if is_list or column.type == "list" else "sparse",
-                     f"is table {table.name} of [model]" if table is not None else "is named in data.prepare", kind)
+                     f"is table {table.name} of [model]" if table is not None else "is named in "
+                     + ("features.columns" if features.is_of_ids else "data.prepare"), kind)
 
 
-def _is_list(table: Table) -> bool:
-    return table.multi_hot > 1 or bool(table.weights_column)
+def _is_list(spec: RunSpec, column: str, table: Table) -> bool:
+    return table.multi_hot > spec.features.of(column).num_hashes or bool(table.weights_column)
 
 
 def _sparse(spec: RunSpec, name: str, judgement: Judgement, table: Table | None) -> SparseColumn:
-    is_list = judgement.role == "list"
+    is_list, features = judgement.role == "list", spec.features.of(name)
     called = table.name if table else table_name(name)
-    most = (table.multi_hot if table else spec.data.prepare.max_ids) if is_list else 1
-    return SparseColumn(called, judgement.kind, is_list, most, table.rows if table else None,
-                        column="" if called == name else name)
+    most = features.max_ids or spec.data.prepare.max_ids
+    if table:
+        most = max(1, table.multi_hot // features.num_hashes)
+    column = SparseColumn(called, judgement.kind, is_list, most if is_list else 1, table.rows if table else None,
+                          column="" if called == name else name, is_words=features.words)
+    return _with_features(spec, column)
+
+
+def _with_features(spec: RunSpec, column: SparseColumn) -> SparseColumn:
+    """Return the column with what `[features]` says of its ids."""
+    features = spec.features.of(column.source)
+    return replace(column, rows=column.rows or features.rows, num_hashes=features.num_hashes,
+                   min_count=features.min_count or 0, statistics=features.statistics)
+
+
+def _crosses(spec: RunSpec) -> Iterator[SparseColumn]:
+    """Yield the crosses; their parts have the names of the spec."""
+    for cross in spec.features.crosses:
+        yield SparseColumn(table_name(cross.name or "_x_".join(cross.columns)), "cross", rows=cross.rows,
+                           parts=cross.columns, min_count=cross.min_count or 0,
+                           buckets=tuple(cross.buckets.get(name, ()) for name in cross.columns))
+
+
+def _resolved(
+    spec: RunSpec, sparse: Sequence[SparseColumn], numbers: Sequence[str], where: str
+) -> tuple[SparseColumn, ...]:
+    """Check what `[features]` says of ids, now that the columns are known, and name the parts of crosses by their
+    tables."""
+    by_name = {column.source: column.name for column in sparse if column.kind not in (*TIME_ROWS, "cross")}
+    by_name |= {column.name: column.name for column in sparse if column.kind != "cross"}
+    lists = {column.name for column in sparse if column.is_list}
+    found = []
+    for column in sparse:
+        parts = [name if bounds and name in numbers else None if bounds else by_name.get(name)
+                 for name, bounds in zip(column.parts, column.buckets, strict=True)]
+        for name, part in zip(column.parts, parts, strict=True):
+            if part is None or part in lists:
+                what = "is a list" if part in lists else "is a number column, and has no buckets" if name in numbers \
+                    else "is no number column" if name in by_name else "has no table"
+                raise DataError(f"{where}: features.crosses names {name!r}, which {what}",
+                                fix=f"name columns of one id a row: {_some(sorted({*by_name.values()} - lists))}; or "
+                                    "number columns, with their boundaries in its buckets")
+        if column.num_hashes > 1 and column.rows is None:
+            raise DataError(f"{where}: features.columns.{column.source}.num_hashes = {column.num_hashes} hashes the "
+                            "values, and the rows of its table are not given",
+                            fix=f"features.columns.{column.source}.rows = 1000000")
+        if column.statistics and column.is_list:
+            raise DataError(f"{where}: features.columns.{column.source}.statistics needs one value a row, and the "
+                            "column holds lists", fix="leave it out")
+        found.append(replace(column, parts=tuple(filter(None, parts))))
+    return tuple(found)
 
 
 def _with_tables(spec: RunSpec, sparse: list[SparseColumn], where: str) -> tuple[SparseColumn, ...]:
@@ -270,10 +328,12 @@ def _criteo(spec: RunSpec, sample: Sample, where: str) -> Schema:
         raise DataError(f"{where}: is Criteo's, whose columns are all taken: label, int_0 to int_12 and cat_0 to "
                         "cat_25", fix='leave the columns out of the spec; or set data.prepare.format = "csv", header = '
                                       "false and column_names to choose among them")
-    sparse = tuple(SparseColumn(name, "hex") for name in names)
+    sparse = (*(_with_features(spec, SparseColumn(name, "hex")) for name in names), *_crosses(spec))
     if spec.model.gives_tables:
+        order = [column.source for column in sparse]
         found = _like_tables(spec.model.table_list(), sparse, where)
-        sparse = tuple(sorted(found, key=lambda column: names.index(column.source)))
+        sparse = tuple(sorted(found, key=lambda column: order.index(column.source)))
+    sparse = _resolved(spec, sparse, dense, where)
     why = dict.fromkeys(CRITEO_COLUMNS, "is one of Criteo's 40 fields")
     return _check_dense(spec, Schema("criteo", "label", dense, sparse, CRITEO_COLUMNS, why=why,
                                      examples=_all_examples(sample)), where)
@@ -288,6 +348,7 @@ def _named_columns(spec: RunSpec) -> Iterator[tuple[str, str]]:
         ("data.prepare.ignored_columns", prepare.ignored_columns),
         ("data.prepare.time_columns", tuple(prepare.time_columns)),
         ("data.time_column", (data.time_column,) if data.time_column else ()),
+        ("features.columns", tuple(spec.features.columns)),
         ("model.tables", tuple(table.name for table in spec.model.tables)),
         ("weights_column", tuple(table.weights_column for table in spec.model.tables if table.weights_column)),
         ("model.tasks", label_columns(spec.model.tasks)),
@@ -303,6 +364,7 @@ def _column_of(table: str, columns: Sequence[str]) -> str:
 def _refuse_unknown(spec: RunSpec, sample: Sample, where: str) -> None:
     columns = [column.name for column in sample.columns]
     made = {f"{table_name(name)}_{kind}" for name, kinds in spec.data.prepare.time_columns.items() for kind in kinds}
+    made |= {cross.name for cross in _crosses(spec)}
     wrong = [f"{named} names {name!r}: {nearest(name, columns)}" for named, name in _named_columns(spec)
              if (_column_of(name, columns) if named == "model.tables" else name) not in columns
              and not (named == "model.tables" and name in made)]

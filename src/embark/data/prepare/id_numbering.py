@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.data.prepared.manifest import IDS
 from embark.data.workers import Report
 from embark.features.arrays import Array, Bytes, Int32s, Int64s, Mask
 from embark.features.encoding import look_up
@@ -89,16 +90,16 @@ class RunWriter:
         self._rows, self._keys = (open(f"{path}.part", "wb") for path in self._paths)  # noqa: SIM115
         self._runs: list[dict[str, Any]] = []
 
-    def add(self, rows: Rows, split: Bytes, numbered: Mapping[int, Codes]) -> None:
-        """Write one more run; the ids of the columns in `numbered` are their codes."""
+    def add(self, rows: Rows, split: Bytes, keys_of: Mapping[str, tuple[Keys, Array]]) -> None:
+        """Write one more run, with the distinct keys by which ids are codes, by name, and what is known of each."""
         for array in (rows.label, split, rows.dense, *rows.lengths, *rows.ids):
             if array is not None:
                 np.save(self._rows, array)
         keys = {}
-        for column, codes in numbered.items():
-            keys[str(column)] = {"start": self._keys.tell(), "num": len(codes.keys), "dtype": codes.keys.dtype.str}
-            self._keys.write(codes.keys.data)
-            self._keys.write(codes.counts.data)
+        for name, (distinct, about) in keys_of.items():
+            keys[name] = {"start": self._keys.tell(), "num": len(distinct), "dtype": distinct.dtype.str}
+            self._keys.write(distinct.data)
+            self._keys.write(about.data)
         self._runs.append(keys)
 
     def close(self) -> list[dict[str, Any]]:
@@ -119,9 +120,9 @@ def read_runs(
             yield Rows(label, dense, tuple(np.load(file) for _ in is_list), lengths), split
 
 
-def keys_of(directory: Path, name: str, runs: Sequence[dict[str, Any]], column: int) -> list[RunKeys]:
-    """Return the position of a column's keys in each run of a segment."""
-    path, found = _paths(directory, name)[1], [run[str(column)] for run in runs]
+def keys_of(directory: Path, name: str, runs: Sequence[dict[str, Any]], of: str) -> list[RunKeys]:
+    """Return the position of the keys with the name `of` in each run of a segment."""
+    path, found = _paths(directory, name)[1], [run[of] for run in runs]
     return [RunKeys(path, about["start"], about["num"], np.dtype(about["dtype"])) for about in found]
 
 
@@ -137,6 +138,11 @@ class IdFiles:
     def of(folder: Path, name: str, codes: Path = Path()) -> IdFiles:
         """Name the files of a column whose map is in `folder`."""
         return IdFiles(folder / f"{name}.keys.npy", folder / f"{name}.ids.npy", codes)
+
+    def record(self, how: str, about: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the manifest's record of an id map or of statistics."""
+        return {"how": how, **{key: value for key, value in about.items() if key != "name"},
+                "keys": f"{IDS}/{self.keys.name}", "ids": f"{IDS}/{self.ids.name}"}
 
     def sha256(self) -> str:
         """Return the checksum of the map's keys and ids."""
@@ -188,7 +194,7 @@ def number_keys(
     much. At most about `max_entries` keys of runs are in memory at once.
     """
     every = [*runs, *beside, *([known.as_run()] if known else [])]
-    bounds, dtype = _partitions(every, max_entries), every[0].dtype if every else np.dtype(np.uint64)
+    bounds, dtype = partitions(every, max_entries), every[0].dtype if every else np.dtype(np.uint64)
     parts = list(pairwise(bounds.T))
     counted, num_distinct = Path(f"{files.codes}.counted"), 0
     known_ids: Int32s = np.load(known.ids, mmap_mode="r") if known else np.empty(0, np.int32)
@@ -215,8 +221,8 @@ def number_keys(
     starts = np.cumsum([0] + [run.num_keys for run in runs])
     num_kept = num_known + num_new
     with (
-        open(counted, "rb") as file, _npy(files.keys, dtype, num_kept) as keys_file,
-        _npy(files.ids, np.dtype("<i4"), num_kept) as ids_file, open(f"{files.codes}.part", "wb") as codes_file,
+        open(counted, "rb") as file, npy_file(files.keys, dtype, (num_kept,)) as keys_file,
+        npy_file(files.ids, np.dtype("<i4"), (num_kept,)) as ids_file, open(f"{files.codes}.part", "wb") as codes_file,
     ):
         for lows, highs in parts:
             keys, counts, ids = (np.load(file) for _ in range(3))
@@ -241,7 +247,7 @@ def read_codes(path: Path, starts: Sequence[int], counts: Sequence[int]) -> Iter
         yield np.fromfile(path, "<i4", count, offset=start * 4)
 
 
-def _partitions(runs: Sequence[RunKeys], max_entries: int) -> Int64s:
+def partitions(runs: Sequence[RunKeys], max_entries: int) -> Int64s:
     """Return [runs, partitions + 1]: where each run is cut, at the same keys in all."""
     total = sum(run.num_keys for run in runs)
     num = -(-total // max_entries) if total else 1
@@ -292,11 +298,11 @@ def _take_ranks(
     return ranks
 
 
-def _npy(path: Path, dtype: np.dtype[Any], num: int) -> BinaryIO:
-    """Open a `.npy` file of `num` values, to write them one behind the other."""
+def npy_file(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> BinaryIO:
+    """Open a `.npy` file of this shape, to write its values one behind the other."""
     file = open(f"{path}.part", "wb")  # noqa: SIM115
     np.lib.format.write_array_header_1_0(
-        file, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": (num,)})
+        file, {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape})
     return file
 
 

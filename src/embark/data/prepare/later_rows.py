@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tokenize import TokenError
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -26,6 +26,7 @@ from embark.features.encoding import IdMap, RowEncoder
 from embark.features.layout import REPAIR, Feature
 from embark.features.numbers import Numbers, recorded_numbers
 from embark.features.schema import Schema
+from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
 from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
 from embark.spec.features import LEGACY_DENSE, FeaturesSpec, legacy_features
 from embark.store import open_store
@@ -52,7 +53,16 @@ class _NumberedIds(BaseModel, strict=True):
     hashed_rows: Size = 0
 
 
-_ID_MAPS = TypeAdapter(dict[str, _HashedIds | _NumberedIds])  # The manifest's record of the ids of each table.
+class _Statistics(BaseModel, strict=True):
+    how: Literal["statistics"]
+    rows: Size
+    sha256: str
+    keys: str
+    ids: str
+
+
+_ID_MAPS = TypeAdapter(dict[str, _HashedIds | _NumberedIds | _Statistics])
+"""The manifest's record of the ids of each table, and of statistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,13 +96,16 @@ class PreparedWith:
     @property
     def numbers(self) -> Numbers:
         """How numbers become dense values; the manifests of earlier Embark name a transform without a state."""
-        return recorded_numbers(self.manifest.settings.get(NUMBERS), self.features, self.schema.dense_names)
+        settings, features = self.manifest.settings, self.features
+        if features.numbers == "auto":
+            features = features.model_copy(update=legacy_features(settings["prepare"]))
+        return recorded_numbers(settings.get(NUMBERS), features, self.schema.dense_names)
 
     def row_encoder(self) -> RowEncoder:
         """Read all id maps and compare them with their checksums."""
         layout = self.manifest.layout
-        return RowEncoder(self.numbers, layout,
-                          tuple(self.id_map(feature) for feature in layout.features))
+        return RowEncoder(self.numbers, layout, tuple(self.id_map(feature) for feature in layout.features),
+                          statistics=self.statistics())
 
     def id_map(self, feature: Feature) -> IdMap:
         """Read the id map of a table and compare it with its checksum."""
@@ -104,17 +117,34 @@ class PreparedWith:
             raise DataError(f"{self.path}: the manifest has no id map of table {feature.name}", fix=REPAIR)
         if about["how"] != "frequency":
             return IdMap(column, feature, None, None, feature.rows)
+        keys, ids, is_intact = self._arrays(about)
+        hashed_rows = about.get("hashed_rows", 0)
+        if not is_intact or hashed_rows > feature.rows or not is_id_map(keys, ids, feature.rows):
+            raise DataError(f"{self.path}: the id map of table {feature.name} was changed since the data was prepared",
+                            fix=REPAIR)
+        return IdMap(column, feature, keys, ids, hashed_rows)
+
+    def statistics(self) -> tuple[ValueStatistics, ...]:
+        """Read the statistics of values and compare them with their checksums."""
+        found = []
+        for position, column in statistic_columns(self.schema).items():
+            about = self.manifest.settings["id_maps"].get(f"{column.name}.statistics")
+            none = np.empty(0)
+            keys, values, is_intact = self._arrays(about) if about else (none, none, False)
+            if not is_intact or not are_statistics(keys, values, len(column.statistics)):
+                raise DataError(f"{self.path}: the statistics of {column.name} are missing, or were changed since the "
+                                "data was prepared", fix=REPAIR)
+            found.append(ValueStatistics(position, keys, values))
+        return tuple(found)
+
+    def _arrays(self, about: Mapping[str, Any]) -> tuple[Array, Array, bool]:
+        """Return the keys, what is known of each, and whether they are what the manifest says."""
         digest, arrays = hashlib.sha256(), []
         for name in ("keys", "ids"):
             array, checksum = _read_array(self.path, normalize_path(about[name]))
             digest.update(checksum)
             arrays.append(array)
-        (keys, ids), hashed_rows = arrays, about.get("hashed_rows", 0)
-        if digest.hexdigest() != about["sha256"] or hashed_rows > feature.rows \
-                or not is_id_map(keys, ids, feature.rows):
-            raise DataError(f"{self.path}: the id map of table {feature.name} was changed since the data was prepared",
-                            fix=REPAIR)
-        return IdMap(column, feature, keys, ids, hashed_rows)
+        return arrays[0], arrays[1], digest.hexdigest() == about["sha256"]
 
 
 def is_id_map(keys: Array, ids: Array, num_rows: int) -> bool:

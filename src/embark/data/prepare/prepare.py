@@ -7,7 +7,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from embark.data.prepare.budget import Budget, plan_budget
 from embark.data.prepare.earlier_ids import EarlierIds, open_earlier
 from embark.data.prepare.guess import guess_schema
+from embark.data.prepare.id_numbering import IdFiles
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
 from embark.data.prepare.rows import BadRows, should_give_up
 from embark.data.prepare.splits import (
@@ -25,6 +26,7 @@ from embark.data.prepare.splits import (
     newest_starts,
     time_split_record,
 )
+from embark.data.prepare.statistics_count import time_bins
 from embark.data.prepare.tasks import PREPARING, Journal, Kind, Preparation, Task, open_reader
 from embark.data.prepared.cache import local_folder
 from embark.data.prepared.manifest import (
@@ -45,7 +47,7 @@ from embark.errors import DataError, UserError
 from embark.features.encoding import IdMethod, id_methods
 from embark.features.layout import Layout
 from embark.features.numbers import Numbers, NumberSample, fit_numbers, fixed_numbers
-from embark.features.schema import TIME_ROWS, Schema
+from embark.features.schema import TIME_ROWS, Schema, SparseColumn
 from embark.spec.run import RunSpec
 from embark.store import write_atomic
 from embark.store.errors import writing
@@ -55,6 +57,7 @@ MIN_SEGMENT_BYTES = 8 << 20
 SMALL_BYTES = 16 << 20  # Input that is prepared before another process has started.
 _PREVIEW_BYTES = 1 << 20
 _REVISION = 3  # Version of how rows are made of the input; a journal of another one is of no use.
+_ALWAYS = ("name", "kind", "is_list", "max_ids", "rows", "column")  # Fields of columns that settings always have.
 Record = dict[str, Any]
 
 
@@ -127,7 +130,7 @@ def preview(spec: RunSpec) -> Preview:
                    "; ".join(ids[method] for method in dict.fromkeys(
                        method for method, column in zip(methods, schema.sparse, strict=True)
                        if column.kind not in TIME_ROWS and not column.weights_of)),
-                   plan_budget(prepare, schema, has_runs="frequency" in methods))
+                   plan_budget(prepare, schema, has_runs=_has_runs(schema, methods)))
 
 
 def _with_transforms(
@@ -190,6 +193,11 @@ def _methods(spec: RunSpec, schema: Schema, earlier: EarlierIds | None) -> tuple
     return earlier.methods(schema) if earlier else id_methods(spec.data.prepare, schema)
 
 
+def _has_runs(schema: Schema, methods: Sequence[IdMethod]) -> bool:
+    """Return whether rows wait until all are counted."""
+    return "frequency" in methods or any(column.statistics for column in schema.sparse)
+
+
 def prepare(
     spec: RunSpec, schema: Schema, inputs: Inputs, files: list[InputFile], out: Path, *,
     on_progress: OnProgress | None = None, fresh: bool = False, earlier: EarlierIds | None = None,
@@ -202,7 +210,7 @@ def prepare(
     began_s, input_bytes = time.monotonic(), sum(file.size_bytes for file in files)
     methods = _methods(spec, schema, earlier)
     numbers = earlier.before.numbers if earlier else _fixed_numbers(spec, schema)
-    budget = plan_budget(spec.data.prepare, schema, has_runs="frequency" in methods or numbers is None)
+    budget = plan_budget(spec.data.prepare, schema, has_runs=_has_runs(schema, methods) or numbers is None)
     settings = settings_of(spec, schema, files, out, earlier)
     with writing(out, "data.path"), MemoryMonitor() as memory, Journal(out) as journal:
         if fresh:
@@ -211,7 +219,8 @@ def prepare(
         if complete is None:
             journal.begin(settings)
             known = earlier.fetch(journal.directory / "earlier") if earlier else {}
-            work = Preparation(spec, schema, inputs, out, budget, methods, known=known, numbers=numbers)
+            work = Preparation(spec, schema, inputs, out, budget, methods, known=known, numbers=numbers,
+                               known_statistics=earlier.statistics(schema) if earlier else ())
             run = _Run(work, files, journal, ProgressReporter(on_progress, memory))
             manifest = run.prepare(settings)
             run.progress.end()
@@ -232,7 +241,8 @@ def settings_of(
                                                        "id_map_from"})
     roles = {key: value for key, value in asdict(schema).items()
              if key not in ("why", "examples") and (key != "labels" or value)}
-    roles["sparse"] = [{key: value for key, value in column.items() if key != "weights_of" or value}
+    defaults = {one.name: one.default for one in fields(SparseColumn)}
+    roles["sparse"] = [{key: value for key, value in column.items() if key in _ALWAYS or value != defaults[key]}
                        for column in roles["sparse"]]
     numbers = _fixed_numbers(spec, schema)
     is_mlperf = numbers is not None and bool(numbers.codes)
@@ -268,22 +278,31 @@ class _Run:
         self.work = replace(self.work, segment_names=tuple(task.name for task in tasks))
         with WorkerPool(self.work, self.num_workers) as pool:
             starts = self._split_starts(pool, tasks)
-            records = self._do(pool, "reading", [replace(task, split_starts=starts) for task in tasks])
+            bin_starts = self._bin_starts(pool, tasks, starts)
+            records = self._do(pool, "reading", [replace(task, split_starts=starts, bin_starts=bin_starts)
+                                                 for task in tasks])
             bad = BadRows.collect(self.files, self._by_file(tasks, records))
             bad.check(self.work.spec.data.prepare.max_bad_share)
             if not bad.num_rows:
                 raise DataError(f"{self.files[0].uri}: has no rows" if len(self.files) == 1 else "no file has any rows",
                                 fix="data.prepare.input must name a file with at least one row")
-            written, id_maps = records, self._id_maps()
+            written, id_maps, rate = records, self._id_maps(), 0.0
             numbers = self.work.numbers
             if numbers is None:
                 numbers = self._fitted([self.work.sample_file(task.name) for task in tasks])
             if self.work.numbered:
                 id_maps = self._id_maps(self._do(pool, "numbering ids", self._number_tasks(records)))
-            layout = replace(self.work.layout([about["rows"] for about in id_maps.values()]), dense=numbers.names)
+            names = (*numbers.names, *self.work.schema.statistics_names)
+            layout = replace(self.work.layout([about["rows"] for about in id_maps.values()]), dense=names)
+            if self.work.statistics:
+                rate = sum(record["positive"] for record in records) / max(1, sum(r["trained"] for r in records))
+                counted = self._do(pool, "counting labels", self._count_tasks(records, rate))
+                id_maps |= {about["name"]: self.work.statistic_files(column).record("statistics", about)
+                            for about, column in zip(counted, self.work.statistics, strict=True)}
+            id_maps |= self.work.keep_statistics()
             if self._is_staged:
                 tasks = [replace(task, numbers=numbers if self.work.numbers is None else None) for task in tasks]
-                written = self._do(pool, "writing", self._write_tasks(tasks, records, layout))
+                written = self._do(pool, "writing", self._write_tasks(tasks, records, layout, rate))
         parts = {split: tuple(Part(**part) for record in written for part in record["parts"][split])
                  for split in SPLITS}
         sources = [file | {name: sum(record[name] for record in of_file) for name in ("lines", "rows")}
@@ -302,7 +321,7 @@ class _Run:
     @property
     def _is_staged(self) -> bool:
         """Whether something must be known of all rows before they can be written."""
-        return bool(self.work.numbered) or self.work.numbers is None
+        return bool(self.work.counted) or self.work.numbers is None
 
     def _fitted(self, samples: Sequence[Path]) -> Numbers:
         """Compute the state of the numbers' transforms from the segments' samples of training rows."""
@@ -335,6 +354,13 @@ class _Run:
         self._do(pool, "reading times", [replace(task, kind="times") for task in tasks])
         return newest_starts(data, [self.work.times_file(task.name) for task in tasks])
 
+    def _bin_starts(self, pool: WorkerPool, tasks: Sequence[Task], starts: tuple[int, ...]) -> tuple[int, ...]:
+        """Return where the bins of training rows begin by time; empty where rows have none."""
+        if not (self.work.statistics and self.work.schema.has_row_time):
+            return ()
+        self._do(pool, "reading times", [replace(task, kind="times") for task in tasks])
+        return time_bins([self.work.times_file(task.name) for task in tasks], starts[0] if starts else None)
+
     def _do(self, pool: WorkerPool, stage: str, tasks: Sequence[Task]) -> list[Record]:
         """Return the records of the tasks, in order; tasks that have a record are not done again."""
         records = {task.name: record for task in tasks if (record := self.journal.read(task.record)) is not None}
@@ -365,19 +391,27 @@ class _Run:
         return [[record for task, record in zip(tasks, records, strict=True) if task.file_index == index]
                 for index in range(len(self.files))]
 
-    def _num_keys(self, record: Record) -> dict[int, int]:
-        """Return how many keys of each numbered column the segment's runs have."""
-        return {i: sum(run[str(i)]["num"] for run in record["runs"]) for i in self.work.numbered}
+    def _num_keys(self, record: Record) -> dict[str, int]:
+        """Return how many keys of each of `counted` the segment's runs have."""
+        return {name: sum(run[name]["num"] for run in record["runs"]) for name in self.work.counted}
 
     def _number_tasks(self, records: Sequence[Record]) -> list[Task]:
         sizes = [self._num_keys(record) for record in records]
         # The longest first, so that the workers end at about the same time.
-        return sorted((Task("number", self.work.schema.sparse[i].name, 2 * sum(size[i] for size in sizes), column=i)
-                       for i in self.work.numbered), key=lambda task: -task.weight)
+        return sorted((Task("number", self.work.schema.sparse[i].name, 2 * sum(size[str(i)] for size in sizes),
+                            column=i) for i in self.work.numbered), key=lambda task: -task.weight)
 
-    def _write_tasks(self, tasks: Sequence[Task], records: Sequence[Record], layout: Layout) -> list[Task]:
-        nums = np.array([[0] * len(self.work.numbered), *(list(self._num_keys(r).values()) for r in records)])
-        return [replace(task, kind="write", weight=record["rows"], layout=layout, starts=tuple(starts))
+    def _count_tasks(self, records: Sequence[Record], rate: float) -> list[Task]:
+        sizes = [self._num_keys(record) for record in records]
+        return [Task("count", column.name, sum(size[f"{i}.statistics"] for size in sizes), column=i, label_rate=rate)
+                for i, column in self.work.statistics.items()]
+
+    def _write_tasks(
+        self, tasks: Sequence[Task], records: Sequence[Record], layout: Layout, rate: float
+    ) -> list[Task]:
+        nums = np.array([[0] * len(self.work.counted), *(list(self._num_keys(r).values()) for r in records)])
+        return [replace(task, kind="write", weight=record["rows"], layout=layout, starts=tuple(starts),
+                        label_rate=rate)
                 for task, record, starts in zip(tasks, records, np.cumsum(nums, axis=0).tolist(), strict=False)]
 
     def _id_maps(self, records: Sequence[Record] = ()) -> dict[str, Record]:
@@ -386,8 +420,7 @@ class _Run:
                                    for column in self.work.schema.sparse if not column.weights_of}
         for record in records:
             name = record["name"]
-            maps[name] = {"how": "frequency", **{key: value for key, value in record.items() if key != "name"},
-                          "keys": f"{IDS}/{name}.keys.npy", "ids": f"{IDS}/{name}.ids.npy"}
+            maps[name] = IdFiles.of(self.work.out / IDS, name).record("frequency", record)
         return maps
 
 

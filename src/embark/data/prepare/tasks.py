@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
-from embark.data.prepare import id_numbering
+from embark.data.prepare import id_numbering, statistics_count
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.rows import Reader, Segment, SegmentCounts
 from embark.data.prepare.splits import TRAIN, assign_splits
@@ -23,12 +23,14 @@ from embark.data.prepared.manifest import IDS, SPLITS
 from embark.data.prepared.parts import PartWriter
 from embark.data.workers import Report
 from embark.errors import UserError
-from embark.features.arrays import Array, Bytes, Int32s
+from embark.features.arrays import Array, Bytes
 from embark.features.encoding import IdMethod, hash_ids, weights_of_keys
 from embark.features.layout import Feature, Layout, Rows
+from embark.features.made import filled_keys
 from embark.features.numbers import Numbers, NumberSample
-from embark.features.rows import RawRows
-from embark.features.schema import Schema
+from embark.features.rows import Keys, RawRows
+from embark.features.schema import Schema, SparseColumn
+from embark.features.statistics import ValueStatistics, statistic_columns, with_statistics
 from embark.formatting import shortlist, to_one_line
 from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     from embark.data.prepare.budget import Budget
     from embark.features.arrow.row_parser import RowParser
 
-Kind = Literal["times", "read", "stage", "number", "write"]
+Kind = Literal["times", "read", "stage", "number", "count", "write"]
 _Finish = Callable[[], dict[str, Any]]  # Waits for the disk and gives the record of what was done.
 
 
@@ -55,9 +57,11 @@ class Task:
     column: int = 0
     layout: Layout | None = None  # The layout of the written parts.
     starts: tuple[int, ...] = ()
-    """The position of the segment's first key among those of all segments, for each numbered column."""
+    """The position of the segment's first key among those of all segments, for each of `Preparation.counted`."""
     numbers: Numbers | None = None  # How the written parts have numbers.
     split_starts: tuple[int, ...] = ()  # Times at which validation and test begin in a split by time.
+    bin_starts: tuple[int, ...] = ()  # Times at which the bins of training rows begin whose labels are counted.
+    label_rate: float = 0.0  # Of all training rows.
 
     @property
     def record(self) -> str:
@@ -76,12 +80,13 @@ class Preparation:
     id_methods: tuple[IdMethod, ...]
     segment_names: tuple[str, ...] = ()
     known: Mapping[str, id_numbering.KnownIds] = field(default_factory=dict)  # Ids of earlier data, by column.
+    known_statistics: tuple[ValueStatistics, ...] = ()  # Of earlier data.
     numbers: Numbers | None = None  # None: they are fitted to the training rows first.
 
     def do(self, task: Task, report: Report) -> Callable[[], dict[str, Any]]:
         """Do the task; calling what is returned waits for the disk and writes the record, which makes it done."""
         run = {"times": self._times, "read": self._read, "stage": self._stage, "number": self._number,
-               "write": self._write}[task.kind]
+               "count": self._count, "write": self._write}[task.kind]
         finish = run(task, report)
         return lambda: Journal(self.out).write(task.record, finish())
 
@@ -94,16 +99,44 @@ class Preparation:
         gives."""
         num_rows = rows or [column.rows or 1 for column in self.schema.sparse if not column.weights_of]
         num_rows = [*num_rows, *(1 for column in self.schema.sparse if column.weights_of)]
-        features = (Feature(column.name, num, column.max_ids if column.is_list else 1, column.is_list,
+        features = (Feature(column.name, num, column.most_ids, column.is_list,
                             column.weights_of) for column, num in zip(self.schema.sparse, num_rows, strict=True))
         dense = self.schema.dense_names if self.numbers is None else self.numbers.names
-        return Layout(dense, tuple(features), self.spec.data.prepare.dense_bits,
+        return Layout((*dense, *self.schema.statistics_names), tuple(features), self.spec.data.prepare.dense_bits,
                       tuple(label.name for label in self.schema.labels))
+
+    def keep_statistics(self) -> dict[str, Any]:
+        """Write the statistics of earlier data beside the new data, and return the manifest's records of them."""
+        found = {}
+        for one in self.known_statistics:
+            files = self.statistic_files(one.column)
+            files.keys.parent.mkdir(exist_ok=True)
+            for path, values in ((files.keys, one.keys), (files.ids, one.values)):
+                with open(f"{path}.part", "wb") as file:
+                    np.save(file, values)
+                    commit(file, path)
+            found[files.ids.stem] = files.record("statistics", {"rows": len(one.keys), "sha256": files.sha256()})
+        return found
 
     @property
     def numbered(self) -> list[int]:
         """Positions of the columns whose ids go by frequency."""
         return [i for i, method in enumerate(self.id_methods) if method == "frequency"]
+
+    @property
+    def statistics(self) -> dict[int, SparseColumn]:
+        """The columns whose statistics are counted, by their positions."""
+        return {} if self.known_statistics else statistic_columns(self.schema)
+
+    @property
+    def counted(self) -> list[str]:
+        """Names of the keys that runs have: of the numbered columns, then of those with statistics."""
+        return [*map(str, self.numbered), *(f"{i}.statistics" for i in self.statistics)]
+
+    def statistic_files(self, column: int) -> id_numbering.IdFiles:
+        name = f"{self.schema.sparse[column].name}.statistics"
+        return id_numbering.IdFiles(self.out / IDS / f"{name}.keys.npy", self.out / IDS / f"{name}.npy",
+                                    self._runs_directory / f"{name}.codes")
 
     def id_files(self, column: int) -> id_numbering.IdFiles:
         name = self.schema.sparse[column].name
@@ -145,37 +178,56 @@ class Preparation:
         """Write rows to runs: their ids are known when all are counted."""
         writer, counts = id_numbering.RunWriter(self._runs_directory, task.name), SegmentCounts()
         waiting: list[RawRows] = []
+        num_trained = num_positive = 0
         sample = NumberSample.none(len(self.schema.dense_names))
         for raw in self._portions(task, counts, report):
+            assert raw.split is not None
+            is_train = raw.split == TRAIN
+            num_trained += int(is_train.sum())
+            num_positive += int(main_label(raw)[is_train].sum())
             waiting.append(raw)
             if self.numbers is None:
-                is_train = raw.split == TRAIN
                 sample = NumberSample.join([sample, NumberSample.of(
                     self.spec.data.seed, task.file_index, raw.positions[is_train], raw.dense[is_train])])
             if sum(map(len, waiting)) >= self.budget.run_rows:
-                self._end_run(writer, waiting)
-        self._end_run(writer, waiting)
+                self._end_run(writer, waiting, task)
+        self._end_run(writer, waiting, task)
         if self.numbers is None:
             sample.write(self.sample_file(task.name))
-        return lambda: counts.to_json() | {"runs": writer.close()}
+        return lambda: counts.to_json() | {"runs": writer.close(), "trained": num_trained, "positive": num_positive}
 
-    def _end_run(self, writer: id_numbering.RunWriter, waiting: list[RawRows]) -> None:
+    def _end_run(self, writer: id_numbering.RunWriter, waiting: list[RawRows], task: Task) -> None:
         if not waiting:
             return
         raw, layout = RawRows.join(waiting), self.layout()
         waiting.clear()
         assert raw.split is not None
         is_train = raw.split == TRAIN
-        numbered: dict[int, id_numbering.Codes] = {}
+        keys_of: dict[str, tuple[Keys, Array]] = {}
         ids: list[Array] = []
         for i, method in enumerate(self.id_methods):
             if method == "frequency":
-                numbered[i] = id_numbering.encode(raw.keys[i], raw.is_missing[i], is_train, raw.lengths[i])
-                ids.append(numbered[i].codes)
+                numbered = id_numbering.encode(raw.keys[i], raw.is_missing[i], is_train, raw.lengths[i])
+                keys_of[str(i)] = numbered.keys, numbered.counts
+                ids.append(numbered.codes)
             else:
                 ids.append(self._hash(layout, raw, i))
+        for i in self.statistics:
+            in_bins = statistics_count.encode_bins(filled_keys(raw.keys[i], raw.is_missing[i]),
+                                                   self._bins(task, raw), main_label(raw) > 0)
+            keys_of[f"{i}.statistics"] = in_bins.keys, in_bins.entries
+            ids.append(in_bins.codes)
         label = raw.label if self.schema.labels else raw.label.astype(np.uint8)
-        writer.add(Rows(label, raw.dense, tuple(ids), raw.lengths), raw.split, numbered)
+        lengths = (*raw.lengths, *(None for _ in self.statistics))
+        writer.add(Rows(label, raw.dense, tuple(ids), lengths), raw.split, keys_of)
+
+    def _bins(self, task: Task, raw: RawRows) -> Bytes:
+        """Return the bin of each row: the labels of the bins before it may go into its features."""
+        if raw.time is not None:
+            bins = np.searchsorted(np.asarray(task.bin_starts, np.int64), raw.time, side="right").astype(np.uint8)
+        else:
+            bins = statistics_count.random_bins(self.spec.data.seed, task.file_index, raw.positions)
+        return np.where(raw.split == TRAIN, bins, np.uint8(statistics_count.HELD_OUT))
 
     def _number(self, task: Task, report: Report) -> _Finish:
         """Number a column's keys, the known ones first, then the most frequent."""
@@ -183,7 +235,7 @@ class Preparation:
         (self.out / IDS).mkdir(exist_ok=True)
         tables = {table.name: table.weights for table in self.spec.model.tables}
         runs, beside = ([run for i in columns for name in self.segment_names
-                         for run in id_numbering.keys_of(self._runs_directory, name, self._runs(name), i)]
+                         for run in self._keys_of(name, str(i))]
                         for columns in ([task.column], [
                             i for i in self.numbered if i != task.column and column.name in tables
                             and tables.get(self.schema.sparse[i].name) == tables[column.name]]))
@@ -191,7 +243,7 @@ class Preparation:
         if known:
             limit = max(known.num_rows, limit)
         found = id_numbering.number_keys(
-            runs, self.id_files(task.column), min_count=prepare.min_count, max_rows=limit,
+            runs, self.id_files(task.column), min_count=column.min_count or prepare.min_count, max_rows=limit,
             max_entries=self.budget.max_entries, report=report, known=known, beside=beside)
         num_rows = max(column.rows or 0, found.num_rows, known.num_rows if known else 0)
         about: dict[str, Any] = {"name": column.name, "rows": num_rows, "distinct": found.num_distinct,
@@ -200,24 +252,41 @@ class Preparation:
             about |= {"known": found.num_known, "new": found.num_new}
         return lambda: about | {"sha256": self.id_files(task.column).sha256()}
 
+    def _count(self, task: Task, report: Report) -> _Finish:
+        """Count the rows and the labels of each value of a column."""
+        column, files = self.schema.sparse[task.column], self.statistic_files(task.column)
+        files.keys.parent.mkdir(exist_ok=True)
+        runs = [run for name in self.segment_names for run in self._keys_of(name, f"{task.column}.statistics")]
+        num = statistics_count.count_values(runs, files, column.statistics, task.label_rate,
+                                            self.budget.max_entries // 2, report)
+        return lambda: {"name": files.ids.stem, "rows": num, "sha256": files.sha256()}
+
     def _write(self, task: Task, report: Report) -> _Finish:
         """Write runs to parts, now that every key has its id."""
         assert task.layout is not None
         layout, runs = task.layout, self._runs(task.name)
-        tables: dict[int, Iterator[Int32s]] = {}
-        for start, i in zip(task.starts, self.numbered, strict=True):
-            nums = [run[str(i)]["num"] for run in runs]
-            starts = (start + np.cumsum([0, *nums[:-1]])).tolist()
-            tables[i] = id_numbering.read_codes(self.id_files(i).codes, starts, nums)
-        writers = _Writers(self.out, task.name, layout)
-        is_list = [column.is_list for column in self.schema.sparse]
+        nums = {name: [run[name]["num"] for run in runs] for name in self.counted}
+        starts = {name: (start + np.cumsum([0, *nums[name][:-1]])).tolist()
+                  for name, start in zip(self.counted, task.starts, strict=True)}
+        tables = {i: id_numbering.read_codes(self.id_files(i).codes, starts[str(i)], nums[str(i)])
+                  for i in self.numbered}
+        before = {i: statistics_count.read_before(self.statistic_files(i).codes, starts[name], nums[name])
+                  for i in self.statistics for name in [f"{i}.statistics"]}
+        writers, num = _Writers(self.out, task.name, layout), len(layout.features)
+        is_list = [*(column.is_list for column in self.schema.sparse), *(False for _ in self.statistics)]
         for rows, split in id_numbering.read_runs(self._runs_directory, task.name, len(runs), is_list):
+            statistics = [statistics_count.row_statistics(
+                column.statistics, next(before[i]), codes, split == TRAIN, task.label_rate,
+                has_time=self.schema.has_row_time
+            ) for (i, column), codes in zip(self.statistics.items(), rows.ids[num:], strict=True)]
             ids = tuple(
                 np.concatenate([[0], next(tables[i])]).astype(feature.id_dtype)[values] if i in tables else values
-                for i, (feature, values) in enumerate(zip(layout.features, rows.ids, strict=True))
+                for i, (feature, values) in enumerate(zip(layout.features, rows.ids, strict=False))
             )
             dense = task.numbers.encode(rows.dense) if task.numbers else rows.dense
-            writers.add(replace(rows, ids=ids, dense=dense), split)
+            if statistics:
+                dense = np.concatenate([dense, *statistics], axis=1)
+            writers.add(Rows(rows.label, dense, ids, rows.lengths[:num]), split)
             report(len(rows), 0, 0)
         return lambda: {"parts": writers.close()}
 
@@ -227,10 +296,11 @@ class Preparation:
         for raw in self._raw_portions(task, report):
             counts.add(raw)
             if self.numbers is not None:
-                raw = replace(raw, dense=self.numbers.encode(raw.dense))
+                dense = self.numbers.encode(raw.dense)
+                raw = replace(raw, dense=with_statistics(dense, self.known_statistics, raw))
             if len(raw):
                 split = assign_splits(self.spec.data, task.file_index, task.segment, raw, task.split_starts)
-                yield replace(raw, split=split, time=None)
+                yield replace(raw, split=split, time=raw.time if self.statistics else None)
 
     def _raw_portions(self, task: Task, report: Report, *, only_time: bool = False) -> Iterator[RawRows]:
         """Yield rows of the segment as they are."""
@@ -247,10 +317,18 @@ class Preparation:
             return weights_of_keys(raw.keys[column])
         return hash_ids(raw.keys[column], raw.is_missing[column], feature.rows, feature.id_dtype)
 
+    def _keys_of(self, segment: str, name: str) -> list[id_numbering.RunKeys]:
+        return id_numbering.keys_of(self._runs_directory, segment, self._runs(segment), name)
+
     def _runs(self, name: str) -> list[dict[str, Any]]:
         record = Journal(self.out).read(f"stage/{name}")
         assert record is not None
         return list(record["runs"])
+
+
+def main_label(raw: RawRows) -> Array:
+    """Return [n]: 0 or 1."""
+    return raw.label if raw.label.ndim == 1 else raw.label[:, 0]
 
 
 def open_reader(schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None) -> Reader:

@@ -36,6 +36,7 @@ LARGEST = float(np.finfo(np.float32).max)
 _ALL_BITS = (1 << 64) - 1
 _KEY = 0x656D6261726B2D77
 _TRIAL_ROWS = 4_096
+_NO_WORD = r"[^\p{L}\p{M}\p{N}]+"  # What stands between words.
 _WORTH_SHARE = 0.5
 
 
@@ -91,6 +92,9 @@ class CellParser:
         return _joined(slices) if len(slices) > 1 else slices[0]
 
     def _lists(self, array: Any, column: SparseColumn) -> SparseCells:
+        if column.is_words:
+            words, lengths = self._words_of(array)
+            return SparseCells(hash_words(words), lengths.astype(np.int32)).cut(column.max_ids)
         values, lengths = self._values_of_lists(array)
         found = self._one_key(values, column.kind)
         owner = np.repeat(np.arange(len(lengths)), lengths)
@@ -141,6 +145,8 @@ class CellParser:
     def words(self, array: Any, column: SparseColumn) -> Any:
         """Return the distinct values of a column of text, whose `hash_bytes` are its keys."""
         array = normalize_array(array)
+        if column.is_words:
+            return self._words_of(array)[0].unique()
         if column.is_list:
             array, _ = self._values_of_lists(array)
         return self.text(array).drop_null().unique()
@@ -152,6 +158,19 @@ class CellParser:
         if not is_text(array.type):
             array = array.cast(pa.string())
         return self.without_missing(trim(array))
+
+    def _words_of(self, array: Any) -> tuple[Any, Int64s]:
+        """Return the words of all rows one after the other, in lower case, and how many each row has."""
+        if is_list(array.type):
+            values, lengths = self._values_of_lists(array)
+            words, nums = self._words_of(values)
+            owner = np.repeat(np.arange(len(lengths)), lengths)
+            return words, np.bincount(owner, nums, len(lengths)).astype(np.int64)
+        text = pc.utf8_lower(pc.utf8_normalize(as_utf8(self.text(array)), "NFKC"))
+        found = pc.split_pattern_regex(text, _NO_WORD)
+        words, owner = pc.list_flatten(found), pc.list_parent_indices(found).to_numpy()
+        is_word = pc.not_equal(words, "")
+        return words.filter(is_word), np.bincount(owner[is_word.to_numpy(zero_copy_only=False)], minlength=len(array))
 
     def _values_of_lists(self, array: Any) -> tuple[Any, Int64s]:
         """Return all values one after the other, and how many each row has."""

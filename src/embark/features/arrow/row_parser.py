@@ -21,6 +21,7 @@ from embark.features.arrow.cells import (
     normalize_array,
     parse_times,
 )
+from embark.features.made import with_made
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 from embark.features.schema import TIME_ROWS, LabelColumn, Schema
 from embark.features.values import MEANINGS, json_cell
@@ -74,7 +75,7 @@ class RowParser:
         weighted = {column.weights_of for column in schema.sparse if column.weights_of}
         # Lists of weighted ids are cut once it is known that they are as long as their weights.
         self._sparse = tuple(replace(column, max_ids=_UNCUT) if column.weights_of or column.name in weighted else column
-                             for column in schema.sparse)
+                             for column in schema.read)
 
     @property
     def columns(self) -> list[str]:
@@ -84,7 +85,7 @@ class RowParser:
     @property
     def id_columns(self) -> set[str]:
         """Columns of the input that hold ids, or weights of ids."""
-        return {column.source for column in self._schema.sparse}
+        return {column.source for column in self._schema.read}
 
     def parse(self, column: Callable[[str], Any], location: Location, where: str) -> RawRows:
         """Make rows of the cells that `column` returns by name; those of `number_columns` may be numpy's arrays too."""
@@ -125,9 +126,9 @@ class RowParser:
             tuple(k.is_missing for k in keys), bad=tuple(examples[:MAX_QUOTED]),
             reasons=bad.reasons + Counter(row.why for row in location.bad), num_cut=sum(k.num_cut for k in keys),
             num_lines=location.num_lines,
-            time=times[schema.time_column].micros if schema.is_split_by_time else None,
+            time=times[schema.time_column].micros if schema.has_row_time else None,
         )
-        return rows.select(~bad.mask) if bad.mask.any() else rows
+        return with_made(rows.select(~bad.mask) if bad.mask.any() else rows, schema)
 
     def split_cell(self, text: str) -> list[str]:
         """Split a text in a list column as it would be split where all cells are text."""
@@ -137,8 +138,9 @@ class RowParser:
 
     def _pair_weights(self, keys: list[SparseCells], cells: Mapping[str, Any], bad: _Bad) -> None:
         """Check weights against their ids, and cut both."""
-        indexes = {column.name: index for index, column in enumerate(self._schema.sparse)}
-        for index, column in enumerate(self._schema.sparse):
+        columns = self._schema.read
+        indexes = {column.name: index for index, column in enumerate(columns)}
+        for index, column in enumerate(columns):
             if not column.weights_of:
                 continue
             of, array = indexes[column.weights_of], cells[column.source]
@@ -151,7 +153,7 @@ class RowParser:
             is_none = owner[~(keys[index].keys.view(np.float64) >= 0)]
             bad.add(np.bincount(is_none, minlength=len(weights)) > 0, column.source, array,
                     "has a weight that is negative or empty")
-            most = self._schema.sparse[of].max_ids
+            most = columns[of].max_ids
             keys[of], keys[index] = keys[of].cut(most), replace(keys[index].cut(most), num_cut=0)
 
     def _cells_of(self, name: str, array: Any) -> Any:
@@ -200,7 +202,7 @@ def number_columns(schema: Schema) -> dict[str, Literal["number", "integer"]]:
     """Return the columns that are nothing but dense, or nothing but integers of one value."""
     found: dict[str, Literal["number", "integer"]] = dict.fromkeys(schema.dense, "number")
     other = {schema.label, *(time.name for time in schema.times)}
-    for column in schema.sparse:
+    for column in schema.read:
         if column.kind == "integer" and not column.is_list and column.source not in schema.dense:
             found[column.source] = "integer"
         else:

@@ -41,10 +41,10 @@ def test_ids_are_those_of_a_counter_in_one_partition_or_many(tmp_path, dtype, ma
         column = encode(keys, is_missing, is_train, None)
         columns.append((keys, is_missing))
         train_keys += keys[is_train & ~is_missing].tolist()
-        writer.add(staged(column), (~is_train).astype(np.uint8), {0: column})
+        writer.add(staged(column), (~is_train).astype(np.uint8), {"0": (column.keys, column.counts)})
     record = writer.close()
     targets = IdFiles(tmp_path / "c.keys.npy", tmp_path / "c.ids.npy", tmp_path / "c.codes")
-    runs = keys_of(tmp_path, "00000-00000", record, 0)
+    runs = keys_of(tmp_path, "00000-00000", record, "0")
     done = []
     numbered = number_keys(
         runs, targets, min_count=min_count, max_rows=1 + max_kept, max_entries=max_entries,
@@ -73,8 +73,8 @@ def test_partitions_keep_near_the_limit(tmp_path, monkeypatch):
     for seed in range(20):
         keys = np.random.default_rng(seed).integers(0, 2**32, 1000, dtype=np.uint32)
         column = encode(keys, None, np.ones(1000, np.bool_), None)
-        writer.add(staged(column), np.zeros(1000, np.uint8), {0: column})
-    runs = keys_of(tmp_path, "00000-00000", writer.close(), 0)
+        writer.add(staged(column), np.zeros(1000, np.uint8), {"0": (column.keys, column.counts)})
+    runs = keys_of(tmp_path, "00000-00000", writer.close(), "0")
     sizes = []
     number_keys(runs, IdFiles(tmp_path / "k", tmp_path / "i", tmp_path / "c"), min_count=1, max_rows=10**9,
                 max_entries=2000, report=lambda num, _rows, _bad: sizes.append(num))

@@ -27,8 +27,8 @@ def numbered(folder: Path, months: list[list[np.ndarray]], column_rows: int, dty
         for keys in runs_of_keys:
             codes = encode(keys.astype(dtype), None, np.arange(len(keys)) % 5 > 0, None)
             writer.add(Rows(np.zeros(len(keys), np.uint8), np.zeros((len(keys), 0), np.float32), (codes.codes,),
-                            (None,)), np.zeros(len(keys), np.uint8), {0: codes})
-        runs = keys_of(out, "s", writer.close(), 0)
+                            (None,)), np.zeros(len(keys), np.uint8), {"0": (codes.keys, codes.counts)})
+        runs = keys_of(out, "s", writer.close(), "0")
         files = IdFiles.of(out, "c", out / "codes")
         found = number_keys(runs, files, report=lambda *_: None, known=known, **limits)
         ids = dict(zip(np.load(files.keys).tolist(), np.load(files.ids).tolist(), strict=True))
