@@ -20,7 +20,7 @@ from embark.features.arrays import Array, Int32s, Int64s, Mask, ragged_positions
 from embark.features.arrow.row_parser import RowParser
 from embark.features.encoding import PLAIN, plain_schema, weights_of_keys
 from embark.features.hashing import hash_counters, stream_key, uniform
-from embark.features.rows import RawRows
+from embark.features.rows import CUT_LISTS, RawRows
 from embark.features.schema import Schema
 from embark.features.values import moment_text
 from embark.spec.data import DataSpec, PrepareSpec
@@ -34,7 +34,7 @@ class ColumnsSource:
     """The rows of the file, in a new order each epoch. Which are held out depends on the seed and the row alone, or,
     with `data.time_column`, on the rows' times."""
 
-    notes: tuple[str, ...]  # Sentences about clipped ids.
+    notes: tuple[str, ...]  # Sentences about cut lists and clipped ids.
 
     def __init__(self, model: ModelSpec, data: DataSpec) -> None:
         tables, labels = model.table_list(), label_columns(model.tasks)
@@ -44,7 +44,8 @@ class ColumnsSource:
                             "the model the answer", fix="remove it from data.dense_columns and from the tables")
         inputs, files, schema = open_files(data, schema, PrepareSpec(header=True, missing=PLAIN.missing,
                                                                      time_unit=data.prepare.time_unit))
-        rows = read_rows(inputs, files, schema, RowParser(schema, PLAIN))
+        rows = read_rows(inputs, files, schema, RowParser(schema, PLAIN)).cut_lists(
+            [table.multi_hot for table in (*tables, *(table for table in tables if table.weights_column))])
         self._seed = data.seed
         self._label, self._dense = rows.label if data.label else np.ones_like(rows.label), rows.dense
         if labels:
@@ -183,13 +184,10 @@ def refuse_empty(path: str, column: str, is_empty: Mask | None) -> None:
 def _checked_ids(
     path: str, tables: Sequence[Table], rows: RawRows, *, must_clip: bool
 ) -> tuple[list[_Feature], tuple[str, ...]]:
-    """Return the features and notes on clipped ids. One error names all columns that have ids outside their tables."""
+    """Return the features and notes on cut lists and clipped ids. One error names all columns that have ids outside their tables."""
     columns = []
     for table, keys, num_ids, is_missing in zip(tables, rows.keys, rows.lengths, rows.is_missing, strict=False):
         lengths = np.ones(len(rows), np.int64) if num_ids is None else num_ids.astype(np.int64)
-        most = int(lengths.max())
-        _refuse(path, table.name, lengths > table.multi_hot, f"has more ids than the table takes, {table.multi_hot}; "
-                f"the most is {most}", f"set multi_hot = {most} for table {table.name}")
         refuse_empty(path, table.name, (lengths == 0) & (table.multi_hot == 1) if is_missing is None else is_missing)
         columns.append((keys.view(np.int64), lengths))
     bad = [found for table, column in zip(tables, columns, strict=True) if (found := find_bad_ids(table, *column))]
@@ -197,7 +195,8 @@ def _checked_ids(
         raise DataError(f"{path}: " + "\n  ".join(what for what, _ in bad),
                         fix="; ".join(fix for _, fix in bad) + '; or data.on_bad_id = "clip" to clip them')
     features = [_feature(table, *column) for table, column in zip(tables, columns, strict=True)]
-    return features, tuple(f"{what}; clipped" for what, _ in bad)
+    cut = [f"{CUT_LISTS}: {rows.num_cut:,}"] if rows.num_cut else []
+    return features, (*cut, *(f"{what}; clipped" for what, _ in bad))
 
 
 def find_bad_ids(table: Table, ids: Int64s, lengths: Int64s) -> tuple[str, str] | None:

@@ -167,9 +167,13 @@ class RowEncoder:
         return ids if is_row else one.ids_of(ids.astype(np.int64).view(np.uint64), None)
 
     def readable(self, raw: RawRows) -> RawRows:
-        """Drop the rows that data of plain ids may not have: no value, an id that no table has, too many ids."""
+        """Drop the rows that data of plain ids may not have: no value, an id that no table has. Lists that are too
+        long keep their last ids."""
         if self.plain_ids is None or self._has_only_ids(raw):
             return raw
+        paired = [lengths for feature, lengths in zip(self.layout.features, raw.lengths, strict=True)
+                  if feature.name in self.same_lengths and lengths is not None]
+        raw = raw.cut_lists([feature.multi_hot for feature in self.layout.features])
         is_bad, reasons = np.zeros(len(raw), np.bool_), Counter(raw.reasons)
 
         def refuse(mask: Mask, why: str) -> None:
@@ -192,14 +196,11 @@ class RowEncoder:
                 refuse(is_missing, f"column {feature.name!r} is empty")
                 is_outside &= ~is_missing
             if lengths is not None:
-                refuse(lengths > feature.multi_hot, f"column {feature.name!r}: more than {feature.multi_hot} ids")
                 owner = np.repeat(np.arange(len(raw)), lengths)
                 is_outside = np.bincount(owner[is_outside], minlength=len(raw)) > 0
             if self.plain_ids == "refuse":
                 refuse(is_outside, f"column {feature.name!r}: an id is not in 0 to {feature.rows - 1}")
             keys.append(own if is_any else np.clip(ids, 0, feature.rows - 1).view(np.uint64))
-        paired = [lengths for feature, lengths in zip(self.layout.features, raw.lengths, strict=True)
-                  if feature.name in self.same_lengths and lengths is not None]
         for one, other in pairwise(paired):
             names = " and ".join(map(repr, self.same_lengths))
             refuse(one != other, f"columns {names} have different numbers of values")

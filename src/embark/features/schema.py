@@ -26,7 +26,7 @@ class SparseColumn:
     name: str
     kind: Literal["hex", "integer", "text", "hour", "weekday", "number"]
     is_list: bool = False
-    max_ids: int = 1  # Longer lists are cut.
+    max_ids: int = 1  # Longer lists keep their last ids.
     rows: int | None = None  # Rows of its table, if the spec gives them.
     column: str = ""  # The name in the input, if a table cannot have that name.
     weights_of: str = ""  # The column whose ids these are the weights of; empty: these are ids.

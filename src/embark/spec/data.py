@@ -114,7 +114,7 @@ class PrepareSpec(Section):
     missing: Names = ("", "NA", "null", "NULL", "None", "nan", "NaN", "\\N")
     """Text that means no value. A missing dense value becomes 0, a missing id becomes id 0."""
     max_ids: PositiveInt = 32
-    """Maximum ids per row of a multi-valued column that `[model]` does not name; the rest are cut and counted."""
+    """Maximum ids per row of a multi-valued column that `[model]` does not name; longer lists keep their last ones, and are counted."""
     ids: Literal["auto", "frequency", "hash"] = "auto"
     """`frequency`: id 0 for rare and missing values, then by descending count. `hash`: modulo the table's rows.
     `auto`: `hash` if `[model]` gives the rows, else `frequency`."""

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.types as types
 
 from embark.errors import DataError
-from embark.features.arrays import Array, Bytes, Doubles, Hashes, Int32s, Int64s, Mask
+from embark.features.arrays import Array, Bytes, Doubles, Hashes, Int32s, Int64s, Mask, last_of_lists
 from embark.features.hashing import hash_counters
 from embark.features.schema import SparseColumn
 from embark.features.values import (
@@ -50,11 +50,11 @@ class SparseCells:
     num_cut: int = 0
 
     def cut(self, max_ids: int) -> Self:
-        """Shorten lists to at most `max_ids`."""
-        if self.lengths is None or not (num_cut := int((self.lengths > max_ids).sum())):
+        """Shorten lists to their last `max_ids` values."""
+        if self.lengths is None:
             return self
-        index = np.arange(len(self.keys)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
-        return replace(self, keys=self.keys[index < max_ids], lengths=self.lengths.clip(max=max_ids), num_cut=num_cut)
+        keys, lengths, num_cut = last_of_lists(self.keys, self.lengths, max_ids)
+        return replace(self, keys=keys, lengths=lengths, num_cut=num_cut)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ import pytest
 
 from embark.__main__ import run
 from embark.data.check import check
+from embark.data.evaluation_rows import open_rows
 from embark.data.export.id_values import read_values
 from embark.data.prepare import prepare as prepare_module
 from embark.data.prepare import splits
@@ -27,6 +28,7 @@ from embark.data.prepare.later_rows import PreparedWith, write_later_rows
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.errors import DataError, SpecError
 from embark.features.arrow.cells import CellParser, parse_times
+from embark.run.feature_metrics import feature_names
 from embark.spec import resolve
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -361,6 +363,14 @@ def test_rows_with_earlier_ids_have_the_same_features_of_times(tmp_path):
     assert new.layout.dense == old.layout.dense
     assert [feature.name for feature in new.layout.features] == [feature.name for feature in old.layout.features]
     assert [feature.rows for feature in new.layout.features[1:]] == [25, 8]
+
+
+def test_features_of_one_time_have_names_of_their_own_in_the_importance(tmp_path):
+    write_formats(tmp_path, shop(300))
+    spec = spec_of(tmp_path, "rows.csv", SETTINGS, time_column="at")
+    manifest = prepare_from_spec(spec, tmp_path / "out").manifest
+    with open_rows(spec, manifest.fingerprint(), str(tmp_path / "out")) as rows:
+        assert [name for name, _, _ in feature_names(rows)] == ["item", "at_hour", "at_weekday", "listed_age"]
 
 
 def test_later_rows_need_no_time_of_the_split(tmp_path, read_rows):
