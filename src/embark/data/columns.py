@@ -18,7 +18,7 @@ from embark.data.task_labels import bad_labels, check_lists, meaning_of, task_la
 from embark.errors import DataError
 from embark.features.arrays import Array, Int32s, Int64s, Mask, ragged_positions
 from embark.features.arrow.row_parser import RowParser
-from embark.features.encoding import PLAIN, plain_schema, weights_of_keys
+from embark.features.encoding import plain_options, plain_schema, weights_of_keys
 from embark.features.hashing import hash_counters, stream_key, uniform
 from embark.features.rows import CUT_LISTS, RawRows
 from embark.features.schema import Schema
@@ -42,9 +42,8 @@ class ColumnsSource:
         if data.label and not labels and data.label in (*schema.dense, *(column.source for column in schema.sparse)):
             raise DataError(f"{data.path}: column {data.label!r} is data.label and also a feature, which would show "
                             "the model the answer", fix="remove it from data.dense_columns and from the tables")
-        inputs, files, schema = open_files(data, schema, PrepareSpec(header=True, missing=PLAIN.missing,
-                                                                     time_unit=data.prepare.time_unit))
-        rows = read_rows(inputs, files, schema, RowParser(schema, PLAIN)).cut_lists(
+        inputs, files, schema = open_files(data, schema, plain_options(data, header=True))
+        rows = read_rows(inputs, files, schema, RowParser(schema, plain_options(data))).cut_lists(
             [table.multi_hot for table in (*tables, *(table for table in tables if table.weights_column))])
         self._seed = data.seed
         self._label, self._dense = rows.label if data.label else np.ones_like(rows.label), rows.dense
@@ -145,7 +144,7 @@ def open_files(
 
 def read_rows(inputs: Inputs, files: Sequence[InputFile], schema: Schema, parser: RowParser) -> RawRows:
     """Read all rows; the first one that cannot be read is an error."""
-    reader, portions = open_reader(schema, PLAIN, inputs, parser), []
+    reader, portions = open_reader(schema, parser.prepare, inputs, parser), []
     for file in files:
         for rows in (rows for segment in reader.segments(file, 1 << 62) for rows in reader.read(segment, 64 << 20)):
             if rows.bad:

@@ -16,7 +16,7 @@ from embark.errors import DataError
 from embark.features.arrays import Array, Int32s, Int64s
 from embark.features.arrow.cells import as_utf8, normalize_array
 from embark.features.arrow.row_parser import Location, RowParser
-from embark.features.encoding import PLAIN
+from embark.features.encoding import plain_options
 from embark.features.hashing import hash_counters, stream_key, uniform
 from embark.features.rows import RawRows
 from embark.features.schema import Schema, SparseColumn
@@ -150,8 +150,8 @@ class Log:
 class _LogParser(RowParser):
     """Reads the items and their times, and collects the cells of the users, who are sorted as they are written."""
 
-    def __init__(self, schema: Schema, user: str) -> None:
-        super().__init__(schema, PLAIN)
+    def __init__(self, schema: Schema, prepare: PrepareSpec, user: str) -> None:
+        super().__init__(schema, prepare)
         self._user, self._users = user, list[Any]()
 
     @property
@@ -175,12 +175,12 @@ class _LogParser(RowParser):
 def read_log(data: DataSpec) -> Log:
     """Read text or Parquet files. Times that are numbers are seconds unless `data.prepare.time_unit` is set."""
     how = data.interactions
-    options = PrepareSpec(
-        delimiter=how.delimiter, column_names=how.column_names, header=not how.column_names, missing=PLAIN.missing,
+    options = plain_options(
+        data, delimiter=how.delimiter, column_names=how.column_names, header=not how.column_names,
         time_unit="s" if data.prepare.time_unit == "auto" else data.prepare.time_unit)
     items = Schema("csv", "", (), (SparseColumn(how.item, "integer"),), ())
     inputs, files, schema = open_files(data, items, options, (how.user,))
-    parser = _LogParser(schema, how.user)
+    parser = _LogParser(schema, options, how.user)
     rows = read_rows(inputs, files, schema, parser)
     refuse_empty(data.path, how.item, rows.is_missing[0])
     seconds = None if rows.time is None else rows.time // 1_000_000

@@ -27,6 +27,12 @@ PLAIN = PrepareSpec(missing=("",), dense="none")
 """How cells are read that hold ids and numbers as the model takes them."""
 
 
+def plain_options(data: DataSpec, **changes: Any) -> PrepareSpec:
+    """Describe how such cells are read by this spec."""
+    own = {name: getattr(data.prepare, name) for name in ("encoding", "label_above", "label_is", "time_unit")}
+    return PLAIN.model_copy(update=own | changes)
+
+
 def dense_transform(prepare: PrepareSpec, schema: Schema) -> DenseTransform:
     """Return the transform that `auto` means for this input."""
     if prepare.dense == "auto":
@@ -245,7 +251,7 @@ def plain_row_format(
                     prepared.dense_bits if prepared else 32)
     maps = tuple(IdMap(column, feature, None, None, feature.rows)
                  for column, feature in zip(schema.sparse, layout.features, strict=True))
-    return schema, PLAIN, RowEncoder("none", layout, maps, data.on_bad_id, model.features_of_any_number,
+    return schema, plain_options(data), RowEncoder("none", layout, maps, data.on_bad_id, model.features_of_any_number,
                                      same_lengths_of(model))
 
 

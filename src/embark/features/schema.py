@@ -52,6 +52,11 @@ class TimeColumn:
     features: tuple[TimeFeature, ...] = ()
 
 
+def texts(one_or_several: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the texts of a field that takes one or several."""
+    return (one_or_several,) if isinstance(one_or_several, str) else one_or_several
+
+
 @dataclass(frozen=True, slots=True)
 class LabelColumn:
     """A column of labels of one or more tasks."""
@@ -60,6 +65,7 @@ class LabelColumn:
     is_binary: bool = False  # It holds 0 and 1, true and false, yes and no.
     num_classes: int = 0  # It holds classes from 0 to `num_classes` − 1; 0: any numbers.
     main_above: float | None = None  # The first binary task's label is 1 above this; None for other columns.
+    ones: tuple[str, ...] = ()  # The texts for which the label is 1; empty: the column holds numbers.
 
     @staticmethod
     def of(tasks: tuple[Task, ...]) -> tuple[LabelColumn, ...]:
@@ -71,7 +77,8 @@ class LabelColumn:
             is_binary = any(task.loss == "binary" and task.above is None for task in of_column)
             num_classes = min((task.num_classes for task in of_column if task.num_classes), default=0)
             above = None if main is None or main not in of_column else 0.5 if main.above is None else main.above
-            found.append(LabelColumn(name, is_binary, num_classes, above))
+            ones = next((texts(task.label_is) for task in of_column if task.label_is), ())
+            found.append(LabelColumn(name, is_binary, num_classes, above, ones))
         return tuple(found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Collection, Iterator
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -77,6 +78,17 @@ Moment = Annotated[str, BeforeValidator(lambda value: value.isoformat() if isins
                    AfterValidator(_checked_moment)]
 
 
+def _checked_encoding(name: str) -> str:
+    """Refuse encodings in which a byte of ASCII may be something else: fields and rows are cut at such bytes."""
+    try:
+        if bytes(range(128)).decode(name) == bytes(range(128)).decode():
+            return codecs.lookup(name).name
+    except (LookupError, UnicodeError):
+        pass
+    raise ValueError('is no encoding that contains ASCII, such as "latin-1", "cp1252" or "gb18030"; convert the file '
+                     f"with: iconv -f {name} -t utf-8 FILE > converted.csv")
+
+
 class PrepareSpec(Section):
     """`[data.prepare]`: what `embark data prepare` reads, and how. The output goes to `data.path`."""
 
@@ -94,9 +106,13 @@ class PrepareSpec(Section):
     """Column names for files without a header; default `column_0`, `column_1`, …"""
     list_delimiter: str = Field(default="", max_length=4)
     """Delimiter between the values of a multi-valued cell; empty: detected, `|` or `;`."""
+    encoding: Annotated[str, AfterValidator(_checked_encoding)] = "utf-8"
+    """Encoding of delimited text, such as `latin-1`, `cp1252` or `gb18030`; JSON Lines are always in UTF-8."""
     label_above: float | None = None
-    """Threshold for the label: 1 where the column is larger, such as a rating above 3. Without it the label
-    column holds 0 or 1, `true` or `false`, `yes` or `no`."""
+    """Threshold for the label: 1 where the column is larger, such as a rating above 3. Without it or `label_is` the
+    label column holds 0 or 1, `true` or `false`, `yes` or `no`."""
+    label_is: Annotated[str, Field(min_length=1)] | Names = ()
+    """The text, or a list of texts, for which the label is 1, such as `">50K"`; it is 0 for any other."""
     sparse_columns: Names = ()
     """Columns that become tables, one id per row, of any type; detected if none are named."""
     list_columns: Names = ()
@@ -149,6 +165,9 @@ class PrepareSpec(Section):
     """Memory limit for all worker processes together."""
     num_workers: NonNegativeInt = 0
     """Worker processes; 0: one per core, or fewer if `memory_gb` requires it."""
+
+    def left_out(self) -> Collection[str]:
+        return [name for name in ("encoding", "label_is") if self.has_default(name)]
 
 
 class DataSpec(Section):

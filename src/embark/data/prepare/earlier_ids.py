@@ -26,7 +26,7 @@ from embark.spec.data import DataSpec
 from embark.spec.run import RunSpec
 from embark.store import open_store
 
-_INHERITED = ("dense", "label_above", "time_columns", "sparse_columns", "list_columns", "hex_columns", "list_delimiter")
+_INHERITED = ("dense", "encoding", "label_above", "label_is", "time_columns", "sparse_columns", "list_columns", "hex_columns", "list_delimiter")
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,8 @@ class EarlierIds:
         values = self.before.schema.to_spec(self.before.prepare)
         own, own_prepare = (part.model_dump(exclude_unset=True) for part in (spec.data, spec.data.prepare))
         names = {*_INHERITED}
-        if "label" in own or "label_above" in own_prepare:
-            names -= {"label_above"}
+        if "label" in own or {"label_above", "label_is"} & {*own_prepare}:
+            names -= {"label_above", "label_is"}
         if spec.model.tables or own_prepare.get("sparse_columns") or own_prepare.get("list_columns"):
             names -= {"sparse_columns", "list_columns", "hex_columns", "list_delimiter"}
         prepare = {key: value for key, value in values["prepare"].items() if key in names} | own_prepare

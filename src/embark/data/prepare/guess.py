@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -14,14 +16,17 @@ from embark.data.prepare.sampling import (
     Column,
     Judgement,
     Sample,
+    is_undecoded,
     is_zero_one,
     judge,
     kind_of,
     list_delimiter_of,
+    readable,
+    say_encoding,
     take_sample,
 )
 from embark.errors import DataError, nearest
-from embark.features.schema import KINDS, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn
+from embark.features.schema import KINDS, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn, texts
 from embark.features.values import MEANINGS, time_formats
 from embark.formatting import shortlist
 from embark.spec.data import DataSpec
@@ -80,6 +85,11 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
         reasons = "; ".join(f"{name} {why}" for name, why in choice.why.items())
         raise DataError(f"{where}: no column was taken for ids, and a model needs one: {reasons}",
                         fix='name them: data.prepare.sparse_columns = ["…"]')
+    for column in sample.columns:
+        found = dict(choice.sparse).get(column.name)
+        if found and found.kind == "text" and (cell := next(filter(is_undecoded, column.cells), "")):
+            raise DataError(f"{where}: column {column.name!r} has {readable(cell)!r}, which is not "
+                            f"{spec.data.prepare.encoding}", fix=say_encoding(InputFile(where, 0)))
     times = find_times(spec.data, sample.columns, where)
     choice.why |= {time.name: f"{choice.why[time.name]}; holds {MEANINGS[time.format]}" for time in times}
     by_name = {name: _sparse(spec, name, judgement, tables.get(name)) for name, judgement in choice.sparse}
@@ -171,6 +181,9 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimi
     }
     said = {name: f"is named in {field}" for field, name in _named_columns(spec) if field in _NO_IDS}
     said |= dict.fromkeys(_labels(spec), "is the label")
+    if ones := texts(prepare.label_is):
+        others = {cell for column in sample.columns if column.name == data.label for cell in column.cells} - {*ones}
+        said[data.label] += f": 1 for {_some(ones)}, 0 for {_some(sorted(others)) or 'any other'}"
     for column in sample.columns:
         name, guessed = column.name, judge(column, list_delimiter)
         choice.why[name] = guessed.why
@@ -323,14 +336,27 @@ def _check_label(spec: RunSpec, sample: Sample, where: str) -> None:
         raise DataError(f"{where}: has no column {label!r}, which data.label names; {which}",
                         fix=f"{_columns_fix(sample, list(columns))}; say which is the label, in the spec or with --set "
                             f"{named}")
-    if above is None and not is_zero_one(found):
-        values = sorted(set(found.cells))
-        fix = "name a column of numbers in data.label"
-        with suppress(ValueError, IndexError):  # it has words, or no value at all
-            middle = sorted(map(float, values))[(len(values) - 1) // 2]
-            fix = f"say what makes a 1, in the spec or with --set data.prepare.label_above={middle:g}"
-        raise DataError(f"{where}: data.label is {label!r}, which holds {_some(values) or 'no value'} and not 0 and 1",
-                        fix=fix)
+    _check_label_values(found, above, texts(spec.data.prepare.label_is), where)
+
+
+def _check_label_values(label: Column, above: float | None, ones: tuple[str, ...], where: str) -> None:
+    """Refuse a label of other values than 0 and 1 about which the spec is silent, or of which it names none."""
+    counts = Counter(label.cells).most_common()
+    values = sorted(value for value, _ in counts)
+    if ones and (len(values) < 2 or set(values) & set(ones)):
+        return
+    if not ones and (above is not None or is_zero_one(label)):
+        return
+    fix = "name a column of numbers in data.label"
+    with suppress(ValueError, IndexError):  # it has words, or no value at all
+        middle = sorted(map(float, values))[(len(values) - 1) // 2]
+        fix = f"say what makes a 1, in the spec or with --set data.prepare.label_above={middle:g}"
+    if len(values) == 2 or (ones and values):
+        rarer = json.dumps(readable(counts[-1][0]), ensure_ascii=False)
+        fix = f"say what makes a 1, in [data.prepare] of the spec: label_is = {rarer}"
+    named = f"data.prepare.label_is is {_some(ones)}, and column {label.name!r} holds" if ones else \
+        f"data.label is {label.name!r}, which holds"
+    raise DataError(f"{where}: {named} {_some(values) or 'no value'}" + ("" if ones else " and not 0 and 1"), fix=fix)
 
 
 def _columns_fix(sample: Sample, columns: Sequence[str]) -> str:
@@ -350,4 +376,5 @@ def _examples(column: Column) -> str:
 
 
 def _some(values: Sequence[str], limit: int = _MAX_SHOWN) -> str:
-    return shortlist([value if len(value) <= 24 else value[:24] + "…" for value in values], limit)
+    shown = map(readable, values)
+    return shortlist([value if len(value) <= 24 else value[:24] + "…" for value in shown], limit)

@@ -131,8 +131,12 @@ def _format_of(prepare: PrepareSpec, inputs: Inputs, file: InputFile) -> Format:
 def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inputs, files: Sequence[InputFile],
                  text: bytes) -> Sample:
     first = files[0]
-    delimiter = prepare.delimiter or _guess_delimiter(first, text, known_names)
-    rows = _complete_rows(text, delimiter, is_cut=len(text) >= _HEAD_BYTES - len(BOM))
+    if prepare.encoding != "utf-8" and _is_utf8(text, prepare.encoding):
+        raise DataError(f"{first.uri}: is UTF-8, and data.prepare.encoding says {prepare.encoding}",
+                        fix="leave data.prepare.encoding out; rows to score are in the encoding of the training data, "
+                            "or JSON Lines, which are always UTF-8")
+    delimiter = prepare.delimiter or _guess_delimiter(first, text, prepare.encoding, known_names)
+    rows = _complete_rows(text, delimiter, prepare.encoding, is_cut=len(text) >= _HEAD_BYTES - len(BOM))
     if not rows:
         raise DataError(f"{first.uri}: has no complete row in its first {len(text):,} bytes",
                         fix="say in data.prepare.delimiter what stands between the fields")
@@ -148,7 +152,10 @@ def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inp
         raise DataError(f"{first.uri}: has {num_fields} fields a row between {delimiter!r}, and "
                         f"data.prepare.column_names has {len(names)} names", fix="name every column, in order")
     refuse_twins(first, names)
-    body = [row for row in (*rows[int(has_header) :], *_more_rows(inputs, files, delimiter))
+    if wrong := next((name for name in names if is_undecoded(name)), ""):
+        raise DataError(f"{first.uri}: the name of column {readable(wrong)!r} is not {prepare.encoding}",
+                        fix=say_encoding(first))
+    body = [row for row in (*rows[int(has_header) :], *_more_rows(inputs, files, delimiter, prepare.encoding))
             if len(row) == num_fields and (not has_header or header_names(row) != names)]
     if not body:
         raise DataError(f"{first.uri}: has columns, but no rows", fix="add at least one row below its header")
@@ -157,14 +164,42 @@ def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inp
     return Sample("csv", columns, delimiter, has_header)
 
 
+def _is_utf8(text: bytes, encoding: str) -> bool:
+    """Return whether text is rather UTF-8 than of another encoding: several characters beyond ASCII, or one where
+    each byte is a character."""
+    try:
+        words = text[: text.rfind(b"\n") + 1 or len(text)].decode()
+    except UnicodeDecodeError:
+        return False
+    is_of_bytes = len(bytes(range(256)).decode(encoding, "replace")) == 256
+    return sum(not word.isascii() for word in words) >= (1 if is_of_bytes else 4)
+
+
+def is_undecoded(cell: str) -> bool:
+    return not cell.isascii() and any("\udc80" <= letter <= "\udcff" for letter in cell)
+
+
+def readable(cell: str) -> str:
+    """Return text for people to read: what was not decoded becomes U+FFFD."""
+    return "".join("\ufffd" if is_undecoded(letter) else letter for letter in cell) if is_undecoded(cell) else cell
+
+
+def say_encoding(file: InputFile) -> str:
+    """Return the fix for text in another encoding."""
+    return (f'if it is in Latin-1, set data.prepare.encoding = "latin-1"; or convert the file: iconv -f latin1 -t utf-8 '
+            f"{file.name} > converted.csv")
+
+
 def refuse_twins(file: InputFile, names: Sequence[str]) -> None:
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"{file.uri}: has two columns named " + ", ".join(map(repr, twice)), fix="rename one of them")
 
 
-def _more_rows(inputs: Inputs, files: Sequence[InputFile], delimiter: str) -> Iterator[list[str]]:
+def _more_rows(
+    inputs: Inputs, files: Sequence[InputFile], delimiter: str, encoding: str
+) -> Iterator[list[str]]:
     for text in _more_text(inputs, files):
-        yield from _complete_rows(text, delimiter, is_cut=True)
+        yield from _complete_rows(text, delimiter, encoding, is_cut=True)
 
 
 def _more_text(inputs: Inputs, files: Sequence[InputFile]) -> Iterator[bytes]:
@@ -180,17 +215,17 @@ def _more_text(inputs: Inputs, files: Sequence[InputFile]) -> Iterator[bytes]:
                 yield inputs.read(file.uri, start, _MORE_BYTES).partition(b"\n")[2]
 
 
-def _complete_rows(text: bytes, delimiter: str, *, is_cut: bool) -> list[list[str]]:
-    rows = [row for row in fields_of(text, delimiter) if row]
+def _complete_rows(text: bytes, delimiter: str, encoding: str, *, is_cut: bool) -> list[list[str]]:
+    rows = [row for row in fields_of(text, delimiter, encoding) if row]
     return rows[:-1] if is_cut and len(rows) > 1 else rows
 
 
-def _guess_delimiter(file: InputFile, text: bytes, known_names: Collection[str]) -> str:
+def _guess_delimiter(file: InputFile, text: bytes, encoding: str, known_names: Collection[str]) -> str:
     """Find what cuts the header into the known names, else what cuts most rows into the same number of fields, and the
     most."""
     best: tuple[tuple[Any, ...], str] = ((), "")
     for rank, candidate in enumerate(_DELIMITERS):
-        rows = _complete_rows(text, candidate, is_cut=len(text) >= _HEAD_BYTES - len(BOM))[:200]
+        rows = _complete_rows(text, candidate, encoding, is_cut=len(text) >= _HEAD_BYTES - len(BOM))[:200]
         num_fields, count = Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
         num_named = len(set(header_names(rows[0])) & set(known_names)) if rows else 0
         is_header = 1 < num_named == len(set(known_names))  # However many rows below it are broken.

@@ -1,6 +1,7 @@
 """Cells of an Arrow column as numbers and as keys; those that cannot be read are marked, never raised."""
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -76,6 +77,12 @@ class CellParser:
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
             return _finite(_floats(array), array)
         raise DataError(f"holds {kind}, which is not a number")
+
+    def is_one_of(self, array: Any, words: Sequence[str]) -> Numbers:
+        """Return 1 where a cell is one of the words, 0 where it is anything else, NaN where it is missing."""
+        array = self.text(normalize_array(array))
+        is_one = pc.is_in(as_bytes(array), value_set=pa.array([word.encode() for word in words], as_bytes(array).type))
+        return np.where(array.is_null(), np.nan, is_one.to_numpy(zero_copy_only=False)), None
 
     def keys(self, array: Any, column: SparseColumn) -> SparseCells:
         """Read a sparse column: one key a row, or a list of them."""

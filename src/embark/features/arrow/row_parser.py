@@ -22,7 +22,7 @@ from embark.features.arrow.cells import (
     parse_times,
 )
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
-from embark.features.schema import TIME_ROWS, LabelColumn, Schema
+from embark.features.schema import TIME_ROWS, LabelColumn, Schema, texts
 from embark.features.values import MEANINGS, json_cell
 from embark.spec.data import PrepareSpec
 
@@ -64,11 +64,12 @@ class RowParser:
     """Makes rows of columns, by the schema."""
 
     def __init__(self, schema: Schema, prepare: PrepareSpec) -> None:
-        self._schema = schema
+        self._schema, self.prepare = schema, prepare
         above = prepare.label_above
         self._labels = schema.labels
         if schema.label and not schema.labels:
-            self._labels = (LabelColumn(schema.label, above is None, main_above=0.5 if above is None else above),)
+            self._labels = (LabelColumn(schema.label, above is None, main_above=0.5 if above is None else above,
+                                        ones=texts(prepare.label_is)),)
         self._cells = CellParser(prepare.missing, prepare.list_delimiter or schema.list_delimiter)
         self.number_columns = number_columns(schema)
         weighted = {column.weights_of for column in schema.sparse if column.weights_of}
@@ -167,7 +168,8 @@ class RowParser:
         for label in self._labels:
             name, array, may_be_empty = label.name, cells[label.name], bool(self._schema.labels)
             with _in_column(where, name):
-                values, is_bad = self._cells.numbers(array, may_be_text=label.is_binary)
+                values, is_bad = self._cells.is_one_of(array, label.ones) if label.ones else \
+                    self._cells.numbers(array, may_be_text=label.is_binary)
             is_empty = np.isnan(values)
             if may_be_empty or not label.is_binary:
                 bad.add(is_bad if may_be_empty else is_empty, name, array,
