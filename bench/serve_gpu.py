@@ -45,6 +45,7 @@ from embark.export.artifact import (
 )
 from embark.export.quantize import TableDtype, quantize_rows, row_format
 from embark.export.safetensors_file import TensorSource, file_of, in_memory
+from embark.features.encoding import PLAIN_FEATURES
 from embark.features.schema import Schema, SparseColumn
 from embark.spec.data import PrepareSpec
 from embark.spec.model import ModelSpec
@@ -82,8 +83,9 @@ def make_artifact(folder: Path, model: ModelSpec, tables: TableDtype) -> None:
     names = tuple(f"dense_{i}" for i in range(model.num_dense))
     rows = RowFormat(
         columns=Schema("csv", "", names, tuple(SparseColumn(t.name, "integer") for t in model.table_list()), ()),
-        prepare=PrepareSpec(missing=("",), dense="none"), hashed_rows={t.name: t.rows for t in model.table_list()},
-        layout=Layout(names, tuple(Feature(t.name, t.rows) for t in model.table_list())), plain_ids="refuse")
+        prepare=PrepareSpec(missing=("",)), hashed_rows={t.name: t.rows for t in model.table_list()},
+        layout=Layout(names, tuple(Feature(t.name, t.rows) for t in model.table_list())), plain_ids="refuse",
+        features=PLAIN_FEATURES)
     info = ArtifactInfo(embark=__version__, run=f"runs/{NAME}", step=0, tables=tables, rows=rows,
                         model=model.model_copy(update={"tables": model.table_list()}))
     versions, version = open_versions(str(folder)), checkpoint_name(1, "version")

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import sys
+from typing import get_origin
 
 from pydantic import BaseModel
 
@@ -26,7 +27,8 @@ def reference() -> str:
                 if kind is None:
                     continue
                 brackets = ("[[", "]]") if kind in (Table, Task) else ("[", "]")
-                lines += [f"### `{brackets[0]}{name}.{inner}{brackets[1]}`", "", (kind.__doc__ or "").strip(), "",
+                key = ".NAME" if get_origin(field.annotation) is dict else ""
+                lines += [f"### `{brackets[0]}{name}.{inner}{key}{brackets[1]}`", "", (kind.__doc__ or "").strip(), "",
                           *_table(kind), ""]
         else:
             lines += [f"`{name}` (default `{info.default!r}`): {info.description}", ""]

@@ -183,7 +183,8 @@ def refuse_empty(path: str, column: str, is_empty: Mask | None) -> None:
 def _checked_ids(
     path: str, tables: Sequence[Table], rows: RawRows, *, must_clip: bool
 ) -> tuple[list[_Feature], tuple[str, ...]]:
-    """Return the features and notes on cut lists and clipped ids. One error names all columns that have ids outside their tables."""
+    """Return the features and notes on cut lists and clipped ids. One error names all columns with ids outside their
+    tables."""
     columns = []
     for table, keys, num_ids, is_missing in zip(tables, rows.keys, rows.lengths, rows.is_missing, strict=False):
         lengths = np.ones(len(rows), np.int64) if num_ids is None else num_ids.astype(np.int64)

@@ -46,6 +46,7 @@ from pydantic import (
     ValidationError,
     field_validator,
     model_serializer,
+    model_validator,
 )
 
 from embark.data.prepared import Layout
@@ -67,6 +68,7 @@ from embark.export.safetensors_file import Array, map_file
 from embark.features.encoding import IdMap, RowEncoder, by_rising_key, dense_transform, same_lengths_of
 from embark.features.schema import Schema
 from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
+from embark.spec.features import LEGACY_DENSE, FeaturesSpec, legacy_features
 from embark.spec.model import ModelSpec
 from embark.spec.user_code import file_of
 from embark.store import Checkpoint, CheckpointStore, FileChecksum, checkpoint_name, open_store
@@ -96,6 +98,16 @@ class RowFormat(_Section):
     layout: Layout
     hashed_rows: dict[str, int]  # The modulus, by table, of values without an entry in the map; with 0 they have id 0.
     plain_ids: Literal["refuse", "clip"] | None = None  # Treatment of ids beyond their table, if rows contain ids.
+    features: FeaturesSpec = FeaturesSpec()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_legacy_features(cls, values: Any) -> Any:
+        """Read the transform of numbers where artifacts had it before there was `[features]`."""
+        prepare = values.get("prepare") if isinstance(values, dict) else None
+        if isinstance(prepare, dict) and LEGACY_DENSE in prepare:
+            return {"features": legacy_features(prepare), **values}
+        return values
 
     @field_validator("columns", "prepare", mode="before")
     @classmethod
@@ -111,6 +123,8 @@ class RowFormat(_Section):
         values: dict[str, Any] = dump(self)
         for part in ("columns", "layout"):
             values[part] = {key: value for key, value in values[part].items() if key != "labels"}
+        if not values["features"]:
+            del values["features"]
         return values
 
 
@@ -233,7 +247,7 @@ class Artifact:
         both |= {name: by_rising_key(arrays[f"{name}.keys"], arrays[f"{name}.ids"]) for name in dynamic}
         maps = tuple(IdMap(columns[feature.name], feature, *both[feature.name], rows.hashed_rows[feature.name])
                      for feature in rows.layout.features)
-        return RowEncoder(dense_transform(rows.prepare, rows.columns), rows.layout, maps, rows.plain_ids,
+        return RowEncoder(dense_transform(rows.features, rows.columns), rows.layout, maps, rows.plain_ids,
                           model.features_of_any_number, same_lengths_of(model))
 
 

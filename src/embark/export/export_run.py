@@ -28,7 +28,7 @@ from embark.export.quantize import TABLE_DTYPES, TableDtype, quantize_rows, row_
 from embark.export.reference import make_reference
 from embark.export.safetensors_file import TensorSource, in_memory
 from embark.export.write_version import VersionContents, write_version
-from embark.features.encoding import IdMap, RowEncoder, by_rising_key, plain_row_format
+from embark.features.encoding import PLAIN_FEATURES, IdMap, RowEncoder, by_rising_key, plain_row_format
 from embark.features.rows import Keys
 from embark.formatting import to_finite
 from embark.spec import RunSpec, user_code
@@ -169,7 +169,7 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
             encoder = before.row_encoder()
             rows = RowFormat(
                 columns=before.schema.unlabelled(), prepare=before.prepare, layout=manifest.layout,
-                hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps})
+                hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps}, features=before.features)
             return rows, _tensors(encoder.maps), encoder
     schema, prepare, encoder = plain_row_format(model, data, manifest.layout if manifest else None,
                                                 has_words=data.kind == "columns" or trained.spec.stream.is_on)
@@ -179,7 +179,8 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
     maps = _with_slots(encoder.maps, {name: by_rising_key(*arrays) for name, arrays in slots.items()})
     rows = RowFormat(
         columns=schema.unlabelled(), prepare=prepare, layout=encoder.layout,
-        hashed_rows={one.feature.name: one.hashed_rows for one in maps}, plain_ids=data.on_bad_id)
+        hashed_rows={one.feature.name: one.hashed_rows for one in maps}, plain_ids=data.on_bad_id,
+        features=PLAIN_FEATURES)
     return rows, _tensors(by_slot), replace(encoder, maps=maps)
 
 

@@ -17,13 +17,15 @@ from embark.features.layout import Feature, Layout, Rows
 from embark.features.rows import Keys, NumberRows, RawRows
 from embark.features.schema import TIME_ROWS, LabelColumn, Schema, SparseColumn
 from embark.spec.data import DataSpec, PrepareSpec
+from embark.spec.features import FeaturesSpec
 from embark.spec.model import CANDIDATE, ModelSpec, Table
 from embark.spec.tasks import Task
 
 DenseTransform = Literal["mlperf", "log", "none"]
 IdMethod = Literal["hash", "frequency"]
 _MAX_IDS = 1 << 31
-PLAIN = PrepareSpec(missing=("",), dense="none")
+PLAIN = PrepareSpec(missing=("",))
+PLAIN_FEATURES = FeaturesSpec(numbers="none", missing_flags=False)
 """How cells are read that hold ids and numbers as the model takes them."""
 
 
@@ -33,11 +35,11 @@ def plain_options(data: DataSpec, **changes: Any) -> PrepareSpec:
     return PLAIN.model_copy(update=own | changes)
 
 
-def dense_transform(prepare: PrepareSpec, schema: Schema) -> DenseTransform:
+def dense_transform(features: FeaturesSpec, schema: Schema) -> DenseTransform:
     """Return the transform that `auto` means for this input."""
-    if prepare.dense == "auto":
-        return "mlperf" if schema.format == "criteo" else "log"
-    return prepare.dense
+    if features.numbers in ("mlperf", "log", "none"):
+        return features.numbers
+    return "mlperf" if schema.format == "criteo" else "log"
 
 
 def transform_dense(dense: Floats, method: DenseTransform) -> None:

@@ -42,7 +42,7 @@ def _learning_fields(spec: RunSpec, num_steps: int) -> dict[str, Any]:
         default = type(getattr(spec, section)).model_fields[name].default
         if isinstance(default, BaseModel):
             default = default.model_dump(mode="json")
-        return values[section].get(name, list(default) if isinstance(default, tuple) else default)
+        return values.get(section, {}).get(name, list(default) if isinstance(default, tuple) else default)
 
     found = {field: value_of(field) for field in sorted(LEARNING_FIELDS)
              if KIND_OF_FIELD.get(field, spec.data.kind) == spec.data.kind}

@@ -69,7 +69,8 @@ def score_file(
     write_parquet(target, scoring.batches(), {"artifact": opened.uri, "version": str(opened.version)})
     return ScoreResult(
         uri=opened.uri, version=opened.version, rows=rows, path=str(target), num_rows=scoring.num_rows,
-        num_scored=scoring.num_scored, reasons=dict(scoring.reasons.most_common()), examples=tuple(scoring.examples), num_lists_cut=scoring.num_lists_cut,
+        num_scored=scoring.num_scored, reasons=dict(scoring.reasons.most_common()), examples=tuple(scoring.examples),
+        num_lists_cut=scoring.num_lists_cut,
         mean_score=scoring.total / scoring.num_scored if scoring.num_scored else None)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
 from embark.errors import Mistake, conflict
+from embark.spec.features import LEGACY_DENSE
 from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
 from embark.spec.user_code import CUSTOM_KIND, is_custom
 
@@ -47,8 +48,8 @@ def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                        "name their column in data.time_column")
 
 
-REMOVED_OPTIONS = frozenset({"new_ids", "split_column"})
-"""Fields that the records of earlier data and artifacts have, and that mean nothing now."""
+REMOVED_OPTIONS = frozenset({"new_ids", "split_column", LEGACY_DENSE})
+"""Fields that the records of earlier data and artifacts have, and `[data]` has no more."""
 TimeFeature = Literal["hour", "weekday", "age"]
 
 
@@ -128,9 +129,10 @@ class PrepareSpec(Section):
     time_unit: Literal["auto", "s", "ms"] = "auto"
     """Unit of times that are numbers, counted from 1970; `auto`: seconds or milliseconds if all are of 1998 to 2039."""
     missing: Names = ("", "NA", "null", "NULL", "None", "nan", "NaN", "\\N")
-    """Text that means no value. A missing dense value becomes 0, a missing id becomes id 0."""
+    """Text that means no value. A missing number counts as the mean of its column, a missing id becomes id 0."""
     max_ids: PositiveInt = 32
-    """Maximum ids per row of a multi-valued column that `[model]` does not name; longer lists keep their last ones, and are counted."""
+    """Maximum ids per row of a multi-valued column that `[model]` does not name; longer lists keep their last ones, and
+    are counted."""
     ids: Literal["auto", "frequency", "hash"] = "auto"
     """`frequency`: id 0 for rare and missing values, then by descending count. `hash`: modulo the table's rows.
     `auto`: `hash` if `[model]` gives the rows, else `frequency`."""
@@ -140,11 +142,8 @@ class PrepareSpec(Section):
     """`frequency` only: maximum rows of a table that `[model]` does not name."""
     id_map_from: str = ""
     """Earlier prepared data, a folder or its URI, whose ids keep their table rows here; new values get rows behind
-    them, up to `max_rows`. Tables, columns and the dense transform are taken from it. A relative path goes by the
+    them, up to `max_rows`. Tables, columns and the transforms of numbers are taken from it. A relative path goes by the
     spec's own folder; given with `--set`, by the current directory."""
-    dense: Literal["auto", "mlperf", "log", "none"] = "auto"
-    """`mlperf`: ln(x + 3), below −2 as −2. `log`: sign(x)·ln(1 + |x|). `none`: x itself. `auto`: `mlperf` for Criteo,
-    else `log`."""
     dense_bits: Literal[16, 32] = 32
     """Width of a stored dense value."""
     split: Literal["fraction", "file", "time"] = "fraction"

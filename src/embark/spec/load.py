@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 
@@ -215,12 +215,16 @@ def _field_of(loc: tuple[int | str, ...], *, is_unknown: bool) -> tuple[str, typ
     names: list[str] = []
     section: type[BaseModel] = RunSpec
     holder = section
+    is_key = False  # The next part is a key of the user's, such as a column.
     for position, part in enumerate(loc):
-        if isinstance(part, int):
+        if is_key or isinstance(part, int):
             names.append(str(part))
+            is_key = False
         elif part in section.model_fields:
             names.append(part)
-            holder, section = section, section_in(section.model_fields[part].annotation) or section
+            annotation = section.model_fields[part].annotation
+            is_key = get_origin(annotation) is dict
+            holder, section = section, section_in(annotation) or section
         elif is_unknown and position == len(loc) - 1:
             names.append(part)
             holder = section

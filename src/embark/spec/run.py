@@ -1,12 +1,13 @@
 """`RunSpec`: all sections together, and the constraints between them."""
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Literal
+from collections.abc import Collection, Iterator, Sequence
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat
+from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from embark.errors import Mistake, SpecError, conflict, nearest
 from embark.spec.data import DataSpec, interactions_mistakes, moment
+from embark.spec.features import LEGACY_DENSE, FeaturesSpec, features_mistakes, legacy_features
 from embark.spec.model import SHARED, ModelSpec, dynamic_mistakes
 from embark.spec.place import CLUSTER_TARGETS, ELASTIC_TARGETS, EXISTING_FIELDS, PlaceSpec
 from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
@@ -25,7 +26,8 @@ OTHER_FIELDS = frozenset({  # Fields of these sections that do not decide what a
     "train.engine",
 })
 LEARNING_FIELDS = frozenset(f"{name}.{field}" for name, section in (
-    ("model", ModelSpec), ("data", DataSpec), ("train", TrainSpec)) for field in section.model_fields) - OTHER_FIELDS
+    ("model", ModelSpec), ("data", DataSpec), ("features", FeaturesSpec), ("train", TrainSpec))
+    for field in section.model_fields) - OTHER_FIELDS
 
 KIND_OF_FIELD = {
     **dict.fromkeys(("data.label", "data.dense_columns", "data.time_column", "data.eval_fraction", "data.on_bad_id"),
@@ -34,6 +36,7 @@ KIND_OF_FIELD = {
     **dict.fromkeys(("data.num_train_samples", "data.num_eval_samples", "data.zipf_exponent", "data.signal",
                      "data.task_conflict", "data.ragged"), "synthetic"),
     "data.interactions": "interactions",
+    **{f"features.{field}": "columns" for field in FeaturesSpec.model_fields},  # prepared data has them in its content
 }
 """Fields that have an effect with one `data.kind` only."""
 
@@ -108,6 +111,7 @@ class RunSpec(Section):
     """Names the run directory: letters, digits, dots, dashes, underscores."""
     model: ModelSpec = ModelSpec()
     data: DataSpec = DataSpec()
+    features: FeaturesSpec = FeaturesSpec()
     train: TrainSpec = TrainSpec()
     place: PlaceSpec = PlaceSpec()
     store: StoreSpec = StoreSpec()
@@ -115,6 +119,22 @@ class RunSpec(Section):
     publish: PublishSpec = PublishSpec()
     serve: ServeSpec = ServeSpec()
     stream: StreamSpec = StreamSpec()
+
+    def left_out(self) -> Collection[str]:
+        return ["features"] if self.has_default("features") else []
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_legacy_features(cls, values: Any) -> Any:
+        """Read the specs of earlier runs, which have `data.prepare.dense`."""
+        data = values.get("data") if isinstance(values, dict) else None
+        prepare = data.get("prepare") if isinstance(data, dict) else None
+        if not isinstance(prepare, dict) or LEGACY_DENSE not in prepare:
+            return values
+        given = values.get("features", {})
+        prepare = {key: value for key, value in prepare.items() if key != LEGACY_DENSE}
+        features = {**legacy_features(data["prepare"]), **given} if isinstance(given, dict) else given
+        return {**values, "data": {**data, "prepare": prepare}, **({"features": features} if features else {})}
 
     @property
     def has_bf16_tables(self) -> bool:
@@ -124,8 +144,8 @@ class RunSpec(Section):
     def mistakes(self) -> Iterator[Mistake]:
         """Find conflicts between fields that are each valid alone."""
         for find in (_model_mistakes, two_tower_mistakes, sequence_mistakes, dynamic_mistakes, _data_mistakes,
-                     task_mistakes, metric_mistakes, interactions_mistakes, stream_mistakes, _train_mistakes,
-                     _cluster_mistakes, _elastic_mistakes, _acceptance_mistakes):
+                     task_mistakes, metric_mistakes, interactions_mistakes, features_mistakes, stream_mistakes,
+                     _train_mistakes, _cluster_mistakes, _elastic_mistakes, _acceptance_mistakes):
             yield from find(self)
 
 

@@ -26,7 +26,8 @@ from embark.spec.data import DataSpec
 from embark.spec.run import RunSpec
 from embark.store import open_store
 
-_INHERITED = ("dense", "encoding", "label_above", "label_is", "time_columns", "sparse_columns", "list_columns", "hex_columns", "list_delimiter")
+_INHERITED = ("encoding", "label_above", "label_is", "time_columns", "sparse_columns", "list_columns", "hex_columns",
+              "list_delimiter")
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class EarlierIds:
         for what, before, now in (
             ("Criteo's own format", old.format == "criteo", schema.format == "criteo"),
             ("dense columns", _listed(old.dense_names), _listed(schema.dense_names)),
-            ("data.prepare.dense", self.before.prepare.dense, prepare.dense),
+            ("features.numbers", self.before.features.numbers, spec.features.numbers),
             ("features that share a table", _sharing(self.before.manifest.settings.get(SHARED, {})),
              _sharing(shared_tables(spec.model))),
         ):

@@ -26,6 +26,7 @@ from embark.features.encoding import IdMap, RowEncoder, dense_transform
 from embark.features.layout import REPAIR, Feature
 from embark.features.schema import Schema
 from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
+from embark.spec.features import FeaturesSpec, legacy_features
 from embark.store import open_store
 from embark.store.object_store import normalize_path
 
@@ -61,6 +62,7 @@ class PreparedWith:
     manifest: Manifest
     schema: Schema
     prepare: PrepareSpec
+    features: FeaturesSpec
 
     @staticmethod
     def of(path: str, manifest: Manifest) -> PreparedWith | None:
@@ -74,15 +76,16 @@ class PreparedWith:
             said = {key: value for key, value in settings["prepare"].items()
                     if key not in ("ids", "format", *REMOVED_OPTIONS)}
             prepare = PrepareSpec.model_validate(said)
+            features = FeaturesSpec.model_validate(settings.get("features") or legacy_features(settings["prepare"]))
         except (ValidationError, KeyError, AttributeError) as error:
             raise DataError(f"{path}/{MANIFEST}: does not say how the data was prepared ({error})",
                             fix="prepare the data again, with this version of Embark") from None
-        return PreparedWith(path, manifest, schema, prepare)
+        return PreparedWith(path, manifest, schema, prepare, features)
 
     def row_encoder(self) -> RowEncoder:
         """Read all id maps and compare them with their checksums."""
         layout = self.manifest.layout
-        return RowEncoder(dense_transform(self.prepare, self.schema), layout,
+        return RowEncoder(dense_transform(self.features, self.schema), layout,
                           tuple(self.id_map(feature) for feature in layout.features))
 
     def id_map(self, feature: Feature) -> IdMap:

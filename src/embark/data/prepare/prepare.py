@@ -40,7 +40,7 @@ from embark.data.prepared.manifest import (
 from embark.data.progress import MemoryMonitor, OnProgress, ProgressReporter
 from embark.data.workers import WorkerPool
 from embark.errors import DataError, UserError
-from embark.features.encoding import IdMethod, dense_transform, id_methods
+from embark.features.encoding import IdMethod, id_methods
 from embark.features.layout import Layout
 from embark.features.schema import TIME_ROWS, Schema
 from embark.spec.run import RunSpec
@@ -193,11 +193,12 @@ def settings_of(
              if key not in ("why", "examples") and (key != "labels" or value)}
     roles["sparse"] = [{key: value for key, value in column.items() if key != "weights_of" or value}
                        for column in roles["sparse"]]
-    methods = {"dense": dense_transform(prepare, schema), "ids": list(_methods(spec, schema, earlier))}
+    methods = {"ids": list(_methods(spec, schema, earlier))}
     return json.loads(json.dumps({  # type: ignore[no-any-return]
         "revision": _REVISION,
         "schema": roles,
         "prepare": options | methods,
+        **({"features": features} if (features := spec.features.model_dump(mode="json")) else {}),
         "seed": spec.data.seed,
         "eval_fraction": spec.data.eval_fraction,
         "segment_bytes": segment_bytes_of(sum(file.size_bytes for file in files)),

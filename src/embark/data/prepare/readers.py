@@ -149,8 +149,9 @@ class CsvReader(_ArrowReader):
             return text.decode(self._encoding).encode()
         except UnicodeDecodeError as error:
             at = int(block.starts[0]) + len(block.text) - len(text) + error.start
-            raise DataError(f"{file.uri}: byte {at:,}, {text[error.start : error.start + 1]!r}, is not {self._encoding}, "
-                            "which data.prepare.encoding says", fix="say the file's own encoding") from None
+            raise DataError(f"{file.uri}: byte {at:,}, {text[error.start : error.start + 1]!r}, is not "
+                            f"{self._encoding}, which data.prepare.encoding says",
+                            fix="say the file's own encoding") from None
 
     def _table(self, text: bytes, delimiter: bytes, columns: Sequence[str]) -> Any:
         if not text:

@@ -186,7 +186,7 @@ def readable(cell: str) -> str:
 
 def say_encoding(file: InputFile) -> str:
     """Return the fix for text in another encoding."""
-    return (f'if it is in Latin-1, set data.prepare.encoding = "latin-1"; or convert the file: iconv -f latin1 -t utf-8 '
+    return ('if it is in Latin-1, set data.prepare.encoding = "latin-1"; or convert the file: iconv -f latin1 -t utf-8 '
             f"{file.name} > converted.csv")
 
 

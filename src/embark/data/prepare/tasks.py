@@ -208,7 +208,7 @@ class Preparation:
     def _portions(self, task: Task, counts: SegmentCounts, report: Report) -> Iterator[RawRows]:
         """Yield rows of the segment with their split, their dense values transformed."""
         assert task.segment is not None
-        method = dense_transform(self.spec.data.prepare, self.schema)
+        method = dense_transform(self.spec.features, self.schema)
         for raw in self._raw_portions(task, report):
             counts.add(raw)
             transform_dense(raw.dense, method)

@@ -14,6 +14,7 @@ from embark.data.prepare.splits import assign_splits, check_splits
 from embark.errors import DataError
 from embark.features.encoding import dense_transform, transform_dense
 from embark.features.rows import RawRows
+from embark.spec.features import FeaturesSpec
 
 
 def rows_at(positions, split=None) -> RawRows:
@@ -77,8 +78,7 @@ def test_the_formula_holds(how, formula):
     assert got[0].tolist() == pytest.approx(wanted, rel=1e-6, abs=1e-7)
 
 
-def test_auto_is_mlperf_for_criteo_and_log_for_others(make_spec, criteo):
-    prepare = make_spec().data.prepare
-    assert dense_transform(prepare, criteo.schema()) == "mlperf"
-    assert dense_transform(prepare, replace(criteo.schema(), format="csv")) == "log"
-    assert dense_transform(make_spec({"dense": "none"}).data.prepare, criteo.schema()) == "none"
+def test_auto_is_mlperf_for_criteo_and_log_for_others(criteo):
+    assert dense_transform(FeaturesSpec(), criteo.schema()) == "mlperf"
+    assert dense_transform(FeaturesSpec(), replace(criteo.schema(), format="csv")) == "log"
+    assert dense_transform(FeaturesSpec(numbers="none"), criteo.schema()) == "none"

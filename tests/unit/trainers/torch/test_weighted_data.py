@@ -36,7 +36,7 @@ SETS = ("model.num_dense=1", "data.dense_columns=['price']", "data.label=click",
         "train.num_steps=8", "train.engine=pipeline", "train.learning_rate=0.5")
 
 
-DATA = ("data.kind=prepared", "data.prepare.dense=none")
+DATA = ("data.kind=prepared", "features.numbers=none")
 
 
 def draw(num_rows: int, seed: int) -> list[tuple[int, float, list[str], list[float], str]]:
