@@ -78,11 +78,11 @@ def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSou
     if spec.data.kind == "columns":
         from embark.data.columns import ColumnsSource
 
-        return ColumnsSource(spec.model, spec.data)
+        return ColumnsSource(spec.model, spec.data, spec.features)
     if spec.data.kind == "interactions":
         from embark.data.interactions import InteractionsSource
 
-        return InteractionsSource(spec.model, spec.data)
+        return InteractionsSource(spec.model, spec.data, spec.features)
     if spec.data.is_custom:
         from embark.data.custom_data import CustomSource
 

@@ -24,6 +24,7 @@ from embark.features.rows import CUT_LISTS, RawRows
 from embark.features.schema import Schema
 from embark.features.values import moment_text
 from embark.spec.data import DataSpec, PrepareSpec
+from embark.spec.features import GUESSED, FeaturesSpec
 from embark.spec.model import ModelSpec, Table
 from embark.spec.tasks import label_columns, list_size_of
 
@@ -36,13 +37,13 @@ class ColumnsSource:
 
     notes: tuple[str, ...]  # Sentences about cut lists and clipped ids.
 
-    def __init__(self, model: ModelSpec, data: DataSpec) -> None:
+    def __init__(self, model: ModelSpec, data: DataSpec, features: FeaturesSpec = GUESSED) -> None:
         tables, labels = model.table_list(), label_columns(model.tasks)
-        schema = plain_schema(tables, data.dense_columns, data.label, model.tasks)
+        schema = plain_schema(tables, data.dense_columns, data, model.tasks)
         if data.label and not labels and data.label in (*schema.dense, *(column.source for column in schema.sparse)):
             raise DataError(f"{data.path}: column {data.label!r} is data.label and also a feature, which would show "
                             "the model the answer", fix="remove it from data.dense_columns and from the tables")
-        inputs, files, schema = open_files(data, schema, plain_options(data, header=True))
+        inputs, files, schema = open_files(data, features, schema, plain_options(data, header=True))
         rows = read_rows(inputs, files, schema, RowParser(schema, plain_options(data))).cut_lists(
             [table.multi_hot for table in (*tables, *(table for table in tables if table.weights_column))])
         self._seed = data.seed
@@ -129,7 +130,7 @@ def _digest(array: Array | None) -> str:
 
 
 def open_files(
-    data: DataSpec, schema: Schema, options: PrepareSpec, names: Sequence[str] = ()
+    data: DataSpec, features: FeaturesSpec, schema: Schema, options: PrepareSpec, names: Sequence[str] = ()
 ) -> tuple[Inputs, list[InputFile], Schema]:
     """Find the files at `data.path`. Return also the schema with their format and times; they have columns `names`
     too."""
@@ -138,7 +139,7 @@ def open_files(
     times = (data.time_column,) if data.time_column else ()
     sample = take_sample(options, (*schema.needed, *names, *times), inputs, files)
     schema = fit_schema(schema, sample, files[0].uri, (*names, *times))
-    found = find_times(data.model_copy(update={"prepare": options}), sample.columns, files[0].uri)
+    found = find_times(features, data.model_copy(update={"prepare": options}), sample.columns, files[0].uri)
     return inputs, files, replace(schema, times=found, time_column=data.time_column, is_split_by_time=bool(found))
 
 

@@ -22,6 +22,7 @@ from embark.features.rows import RawRows
 from embark.features.schema import Schema, SparseColumn
 from embark.spec import DataSpec, ModelSpec
 from embark.spec.data import PrepareSpec
+from embark.spec.features import GUESSED, FeaturesSpec
 
 _ORDER, _NEGATIVES, _EVAL_NEGATIVES = range(3)
 NUM_HELD_OUT = 2  # Each user's last item for testing, the one before it for validation.
@@ -33,13 +34,13 @@ class InteractionsSource:
     """The items of each user but the last two are trained on, or the newest of them that `max_length` has room for. An
     evaluation has one item more, its last, which is what the model has to find."""
 
-    def __init__(self, model: ModelSpec, data: DataSpec) -> None:
+    def __init__(self, model: ModelSpec, data: DataSpec, features: FeaturesSpec = GUESSED) -> None:
         self._tables, self._seed, self._num_dense = model.table_list(), data.seed, model.num_dense
         roles = model.sequence
         by_name = {table.name: table for table in self._tables}
         self._history, self._negatives = by_name[roles.history], by_name.get(roles.negatives)
         self._times = roles.times
-        log = read_log(data)
+        log = read_log(data, features)
         if bad := find_bad_ids(self._history, log.items, np.ones_like(log.items)):
             raise DataError(f"{data.path}: {bad[0]}", fix=bad[1])
         self._items, self._stamps, self._num_rows = log.items.astype(np.int32), log.times, self._history.rows
@@ -172,14 +173,14 @@ class _LogParser(RowParser):
         return np.array(as_utf8(self._cells.text(cells)).to_pylist(), str)
 
 
-def read_log(data: DataSpec) -> Log:
+def read_log(data: DataSpec, features: FeaturesSpec = GUESSED) -> Log:
     """Read text or Parquet files. Times that are numbers are seconds unless `data.prepare.time_unit` is set."""
     how = data.interactions
     options = plain_options(
         data, delimiter=how.delimiter, column_names=how.column_names, header=not how.column_names,
         time_unit="s" if data.prepare.time_unit == "auto" else data.prepare.time_unit)
     items = Schema("csv", "", (), (SparseColumn(how.item, "integer"),), ())
-    inputs, files, schema = open_files(data, items, options, (how.user,))
+    inputs, files, schema = open_files(data, features, items, options, (how.user,))
     parser = _LogParser(schema, options, how.user)
     rows = read_rows(inputs, files, schema, parser)
     refuse_empty(data.path, how.item, rows.is_missing[0])

@@ -68,7 +68,7 @@ from embark.export.safetensors_file import Array, map_file
 from embark.features.encoding import IdMap, RowEncoder, by_rising_key, dense_transform, same_lengths_of
 from embark.features.schema import Schema
 from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
-from embark.spec.features import LEGACY_DENSE, FeaturesSpec, legacy_features
+from embark.spec.features import FeaturesSpec, legacy_features
 from embark.spec.model import ModelSpec
 from embark.spec.user_code import file_of
 from embark.store import Checkpoint, CheckpointStore, FileChecksum, checkpoint_name, open_store
@@ -105,7 +105,7 @@ class RowFormat(_Section):
     def _with_legacy_features(cls, values: Any) -> Any:
         """Read the transform of numbers where artifacts had it before there was `[features]`."""
         prepare = values.get("prepare") if isinstance(values, dict) else None
-        if isinstance(prepare, dict) and LEGACY_DENSE in prepare:
+        if isinstance(prepare, dict) and "dense" in prepare:
             return {"features": legacy_features(prepare), **values}
         return values
 

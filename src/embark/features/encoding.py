@@ -31,7 +31,8 @@ PLAIN_FEATURES = FeaturesSpec(numbers="none", missing_flags=False)
 
 def plain_options(data: DataSpec, **changes: Any) -> PrepareSpec:
     """Describe how such cells are read by this spec."""
-    own = {name: getattr(data.prepare, name) for name in ("encoding", "label_above", "label_is", "time_unit")}
+    names = ("decimal", "encoding", "label_above", "label_is", "time_unit")
+    own = {name: getattr(data.prepare, name) for name in names}
     return PLAIN.model_copy(update=own | changes)
 
 
@@ -247,24 +248,26 @@ def plain_row_format(
         raise UserError(f"a feature is called {CANDIDATE!r}, as the column of the item that is scored is",
                         fix="rename it, and train again")
     names = prepared.dense if prepared else data.dense_columns or tuple(f"dense_{i}" for i in range(model.num_dense))
-    schema = plain_schema(tables, names, data.label, model.tasks, has_words=has_words)
+    schema = plain_schema(tables, names, data, model.tasks, has_words=has_words)
     layout = Layout(names, tuple(Feature(table.name, table.stored_rows, table.multi_hot, _is_list(table))
                                  for table in tables) + weights_features(tables),
                     prepared.dense_bits if prepared else 32)
     maps = tuple(IdMap(column, feature, None, None, feature.rows)
                  for column, feature in zip(schema.sparse, layout.features, strict=True))
-    return schema, plain_options(data), RowEncoder("none", layout, maps, data.on_bad_id, model.features_of_any_number,
-                                     same_lengths_of(model))
+    return schema, plain_options(data), RowEncoder(
+        "none", layout, maps, data.on_bad_id, model.features_of_any_number, same_lengths_of(model))
 
 
-def plain_schema(tables: Sequence[Table], dense: tuple[str, ...], label: str, tasks: tuple[Task, ...], *,
+def plain_schema(tables: Sequence[Table], dense: tuple[str, ...], data: DataSpec, tasks: tuple[Task, ...], *,
                  has_words: bool = True) -> Schema:
     """Describe rows that hold the ids of `tables`. `has_words`: see `plain_row_format`."""
     sparse = tuple(SparseColumn(table.name, "text" if table.is_dynamic and has_words else "integer",
                                 is_list=_is_list(table), max_ids=_MAX_IDS) for table in tables)
     weights = tuple(SparseColumn.of_weights(table) for table in tables if table.weights_column)
     labels = LabelColumn.of(tasks)
-    return Schema("csv", labels[0].name if labels else label, dense, (*sparse, *weights), (), labels=labels)
+    label, sign = labels[0].name if labels else data.label, data.prepare.decimal
+    return Schema("csv", label, dense, (*sparse, *weights), (), labels=labels,
+                  decimals=dict.fromkeys((*dense, label), sign) if sign else {})
 
 
 def _is_list(table: Table) -> bool:

@@ -7,16 +7,18 @@ from typing import Any, Literal
 
 import tomli_w
 
-from embark.features.values import TimeFormat
-from embark.spec.data import PrepareSpec, TimeFeature
+from embark.features.values import DecimalSign
+from embark.spec.data import PrepareSpec
+from embark.spec.features import GUESSED, FeaturesSpec, TimePart
 from embark.spec.model import Table
 from embark.spec.tasks import Task, label_columns, main_task
 
-TIME_ROWS = {"hour": 25, "weekday": 8}
-"""Rows of the tables made of times: 0 for a missing one, then the hours from midnight, the days from Monday."""
+TIME_ROWS = {"hour": 25, "weekday": 8, "day": 32, "month": 13}
+"""Rows of the tables made of times: 0 for a missing one, then the hours from midnight, the days from Monday or from the
+first of the month, the months from January."""
 
 KINDS = {"hex": "hexadecimal ids", "integer": "integer ids", "text": "words", "hour": "hours", "weekday": "weekdays",
-         "number": "weights of ids"}
+         "day": "days of the month", "month": "months", "number": "weights of ids"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +26,7 @@ class SparseColumn:
     """A column that becomes a table."""
 
     name: str
-    kind: Literal["hex", "integer", "text", "hour", "weekday", "number"]
+    kind: Literal["hex", "integer", "text", "hour", "weekday", "day", "month", "number"]
     is_list: bool = False
     max_ids: int = 1  # Longer lists keep their last ids.
     rows: int | None = None  # Rows of its table, if the spec gives them.
@@ -48,8 +50,9 @@ class TimeColumn:
     """A column of dates or times."""
 
     name: str
-    format: TimeFormat
-    features: tuple[TimeFeature, ...] = ()
+    format: str  # A `TimeFormat`, or directives of Python's `strptime`.
+    features: tuple[TimePart, ...] = ()
+    zone: str = ""  # Of times that say none, and of the features; empty: UTC.
 
 
 def texts(one_or_several: str | tuple[str, ...]) -> tuple[str, ...]:
@@ -101,6 +104,7 @@ class Schema:
     time_column: str = ""  # The one of `times` that is the row's own.
     is_split_by_time: bool = False
     labels: tuple[LabelColumn, ...] = ()  # The labels of several tasks; `label` is then the first of them.
+    decimals: dict[str, DecimalSign] = field(default_factory=dict)  # Of columns whose numbers may have commas.
 
     @property
     def ages(self) -> tuple[str, ...]:
@@ -139,9 +143,23 @@ class Schema:
         return [{"column": name, "taken_for": self._role(name, sparse.get(name)), "why": self.why.get(name, ""),
                  "examples": self.examples.get(name, "")} for name in self.columns]
 
-    def to_toml(self, given: PrepareSpec) -> str:
+    def to_toml(self, given: PrepareSpec, features: FeaturesSpec = GUESSED) -> str:
         """Return the lines of a spec that leave nothing to guess, with what is `given`."""
-        return tomli_w.dumps({"data": self.to_spec(given)})
+        found = self.to_features(given, features)
+        return tomli_w.dumps({"data": self.to_spec(given), **({"features": found} if found else {})})
+
+    def to_features(self, given: PrepareSpec, features: FeaturesSpec) -> dict[str, Any]:
+        """Return the values of `[features]` that leave nothing of the cells to guess, with what is `given`."""
+        columns = {name: {key: value for key, value in one.model_dump(mode="json").items() if value is not None}
+                   for name, one in features.columns.items()}
+        labels = {self.label, *(label.name for label in self.labels)}
+        found = [(time.name, {"time_format": time.format}) for time in self.times if "%" in time.format]
+        found += [(name, {"decimal": sign}) for name, sign in self.decimals.items() if given.decimal != sign]
+        for name, one in found:
+            if name not in labels:
+                columns[name] = columns.get(name, {}) | one
+        rest = features.model_dump(mode="json") | {"columns": columns}
+        return {key: value for key, value in rest.items() if value != {}}
 
     def to_spec(self, given: PrepareSpec) -> dict[str, Any]:
         """Return the values of `[data]` that leave nothing to guess, with what is `given`."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
 from embark.errors import Mistake, conflict
-from embark.spec.features import LEGACY_DENSE
+from embark.spec.features import LEGACY_OPTIONS
 from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
 from embark.spec.user_code import CUSTOM_KIND, is_custom
 
@@ -48,16 +48,8 @@ def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                        "name their column in data.time_column")
 
 
-REMOVED_OPTIONS = frozenset({"new_ids", "split_column", LEGACY_DENSE})
+REMOVED_OPTIONS = frozenset({"new_ids", "split_column", *LEGACY_OPTIONS})
 """Fields that the records of earlier data and artifacts have, and `[data]` has no more."""
-TimeFeature = Literal["hour", "weekday", "age"]
-
-
-class TimeColumns(dict[str, tuple[TimeFeature, ...]]):
-    """Time features by column; never changed, so that a spec can be hashed."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(self.items()))
 
 
 def moment(text: str) -> datetime:
@@ -79,10 +71,13 @@ Moment = Annotated[str, BeforeValidator(lambda value: value.isoformat() if isins
                    AfterValidator(_checked_moment)]
 
 
+_ASCII = bytes(range(128)) + b"\x1b$B!!~{!!~}"  # With what switches ISO 2022 and HZ to other characters.
+
+
 def _checked_encoding(name: str) -> str:
     """Refuse encodings in which a byte of ASCII may be something else: fields and rows are cut at such bytes."""
     try:
-        if bytes(range(128)).decode(name) == bytes(range(128)).decode():
+        if _ASCII.decode(name) == _ASCII.decode():
             return codecs.lookup(name).name
     except (LookupError, UnicodeError):
         pass
@@ -122,10 +117,9 @@ class PrepareSpec(Section):
     """Sparse columns that hold hexadecimal numbers."""
     ignored_columns: Names = ()
     """Columns to drop."""
-    time_columns: Annotated[dict[str, Annotated[tuple[TimeFeature, ...], Field(strict=False)]],
-                            AfterValidator(TimeColumns)] = Field(default=TimeColumns())
-    """Features of columns that hold dates or times: `hour` of the day and `weekday`, in UTC, become tables of 25 and 8
-    rows; `age`, the days from the column to the row's `data.time_column`, becomes a dense column."""
+    decimal: Literal["", ".", ","] = ""
+    """Decimal sign of numbers in text, whose other sign may stand between thousands: `","` for `1.234,50`, `"."` for
+    `1,234.50`. Empty: by the values of each column, if only one can be meant."""
     time_unit: Literal["auto", "s", "ms"] = "auto"
     """Unit of times that are numbers, counted from 1970; `auto`: seconds or milliseconds if all are of 1998 to 2039."""
     missing: Names = ("", "NA", "null", "NULL", "None", "nan", "NaN", "\\N")
@@ -166,7 +160,7 @@ class PrepareSpec(Section):
     """Worker processes; 0: one per core, or fewer if `memory_gb` requires it."""
 
     def left_out(self) -> Collection[str]:
-        return [name for name in ("encoding", "label_is") if self.has_default(name)]
+        return [name for name in ("encoding", "decimal", "label_is") if self.has_default(name)]
 
 
 class DataSpec(Section):

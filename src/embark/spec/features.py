@@ -9,10 +9,12 @@ from pydantic import AfterValidator, Field
 
 from embark.errors import Mistake, conflict
 from embark.spec.section import PositiveInt, Section
+from embark.spec.time_formats import checked_format, checked_zone
 
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec
 
+TimePart = Literal["hour", "weekday", "day", "month", "age"]
 NumberTransform = Literal["standardize", "quantiles", "piecewise_linear", "log", "mlperf", "clip", "none"]
 
 
@@ -29,6 +31,17 @@ class ColumnFeatures(Section):
     """Smaller values count as this."""
     max: float | None = None
     """Larger values count as this."""
+    decimal: Literal["", ".", ","] = ""
+    """In place of `data.prepare.decimal`."""
+    parts: Annotated[tuple[TimePart, ...], Field(strict=False)] = ()
+    """Features of a column of dates or times: `hour` of the day, `weekday`, `day` of the month and `month` become
+    tables of 25, 8, 32 and 13 rows; `age`, the days from the column to the row's `data.time_column`, becomes a
+    number."""
+    time_format: Annotated[str, AfterValidator(checked_format)] = ""
+    """How dates or times are written, in directives of Python's `strptime`, such as `"%d.%m.%Y %H:%M"`; empty: ISO
+    8601, numbers since 1970, or a common format if no other fits as well."""
+    time_zone: Annotated[str, AfterValidator(checked_zone)] = ""
+    """IANA zone, such as `"Europe/Berlin"`, of times that say none, and of `parts`; empty: UTC."""
 
     def left_out(self) -> Collection[str]:
         return [name for name in type(self).model_fields if self.has_default(name)]
@@ -59,6 +72,11 @@ class FeaturesSpec(Section):
     columns: Annotated[dict[str, ColumnFeatures], AfterValidator(FeatureColumns)] = Field(default=FeatureColumns())
     """Settings of single columns, by name."""
 
+    @property
+    def times(self) -> dict[str, tuple[TimePart, ...]]:
+        """The columns that hold dates or times, and the parts of them that are features."""
+        return {name: one.parts for name, one in self.columns.items() if one.parts or one.time_format or one.time_zone}
+
     def of(self, column: str) -> ColumnFeatures:
         """Return the settings of a column; None where it has those of all."""
         return self.columns.get(column, ColumnFeatures())
@@ -67,20 +85,24 @@ class FeaturesSpec(Section):
         return [name for name in type(self).model_fields if self.has_default(name)]
 
 
-LEGACY_DENSE = "dense"
-"""The option of `[data.prepare]` that `features.numbers` replaced; records of earlier data and artifacts have it."""
+GUESSED = FeaturesSpec()
+"""The section of a spec that has none."""
+LEGACY_OPTIONS = ("dense", "time_columns")
+"""Options of `[data.prepare]` that `[features]` replaced; records of earlier data and artifacts have them."""
 
 
 def legacy_features(prepare: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of `[features]` that say the same as a record of earlier `[data.prepare]`."""
-    dense = prepare.get(LEGACY_DENSE, "auto")
-    return {} if dense == "auto" else {"numbers": dense, "missing_flags": False}
+    dense, times = prepare.get("dense", "auto"), prepare.get("time_columns") or {}
+    columns = {"columns": {name: {"parts": parts} for name, parts in times.items()}} if isinstance(times, dict) else {}
+    return ({} if dense == "auto" else {"numbers": dense, "missing_flags": False}) | (columns if times else {})
 
 
 def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     """Find conflicts of `[features]` with the data."""
     features, data = spec.features, spec.data
-    if data.kind not in ("columns", "prepared"):
+    times = {name for name in (data.time_column,) if name}
+    if data.kind not in ("columns", "prepared") and not (data.kind == "interactions" and {*features.columns} <= times):
         yield from features.unused("features", type(features).model_fields, f'while data.kind is "{data.kind}"',
                                    "leave it out")
         return
@@ -88,6 +110,10 @@ def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         where = f"features.columns.{name}"
         if column.min is not None and column.max is not None and column.min >= column.max:
             yield conflict(f"{where}.max", column.max, f"is not more than min = {column.min:g}", "swap them")
+        if data.kind != "prepared" and (column.parts or column.decimal):
+            yield conflict(f"{where}.{'parts' if column.parts else 'decimal'}", column.parts or column.decimal,
+                           f'has no effect while data.kind is "{data.kind}"',
+                           'set data.kind = "prepared"' if column.parts else "set data.prepare.decimal")
         transform = column.transform or features.numbers
         if column.num_buckets is not None and transform not in ("auto", "piecewise_linear", "buckets"):
             yield conflict(f"{where}.num_buckets", column.num_buckets, f'has no effect with "{transform}"',

@@ -43,7 +43,7 @@ def parsed(artifact, rows: list[dict[str, object]]):
     """Encoded as a request's rows are."""
     count = np.arange(len(rows))
     parser = RowParser(artifact.info.rows.columns, artifact.info.rows.prepare)
-    cells = partial(json_column, rows, split=parser.split_cell)
+    cells = partial(json_column, rows, parser=parser)
     return artifact.encoder.encode(parser.parse(cells, Location(count, count, len(rows)), "rows"))
 
 

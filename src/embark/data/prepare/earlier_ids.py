@@ -23,10 +23,11 @@ from embark.features.layout import REPAIR
 from embark.features.schema import TIME_ROWS, Schema
 from embark.formatting import shortlist
 from embark.spec.data import DataSpec
+from embark.spec.features import FeaturesSpec
 from embark.spec.run import RunSpec
 from embark.store import open_store
 
-_INHERITED = ("encoding", "label_above", "label_is", "time_columns", "sparse_columns", "list_columns", "hex_columns",
+_INHERITED = ("encoding", "label_above", "label_is", "decimal", "sparse_columns", "list_columns", "hex_columns",
               "list_delimiter")
 
 
@@ -56,7 +57,12 @@ class EarlierIds:
             names -= {"sparse_columns", "list_columns", "hex_columns", "list_delimiter"}
         prepare = {key: value for key, value in values["prepare"].items() if key in names} | own_prepare
         data = DataSpec.model_validate(values | own | {"prepare": prepare})
-        return spec.model_copy(update={"data": data})
+        earlier = self.before.schema.to_features(self.before.prepare, self.before.features)
+        given = spec.features.model_dump(exclude_unset=True, mode="json")
+        columns = earlier.get("columns", {})
+        columns |= {name: columns.get(name, {}) | one for name, one in given.get("columns", {}).items()}
+        features = FeaturesSpec.model_validate(earlier | given | ({"columns": columns} if columns else {}))
+        return spec.model_copy(update={"data": data, "features": features})
 
     def aligned(self, spec: RunSpec, schema: Schema) -> Schema:
         """Return `schema` with the kinds of the earlier columns; refuse it if its ids could not mean the same rows."""

@@ -6,9 +6,10 @@ import json
 import re
 import shlex
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.sampling import (
@@ -27,16 +28,18 @@ from embark.data.prepare.sampling import (
 )
 from embark.errors import DataError, nearest
 from embark.features.schema import KINDS, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn, texts
-from embark.features.values import MEANINGS, time_formats
+from embark.features.values import DecimalSign, decimal_sign, meaning_of_format, time_formats
 from embark.formatting import shortlist
 from embark.spec.data import DataSpec
+from embark.spec.features import FeaturesSpec
 from embark.spec.model import Table
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
+from embark.spec.time_formats import common_formats, fits
 
 _MAX_NAME = 128
 _MAX_SHOWN = 12
-_NO_IDS = ("data.prepare.ignored_columns", "data.prepare.time_columns", "data.dense_columns",
+_NO_IDS = ("data.prepare.ignored_columns", "features.columns", "data.dense_columns",
            "weights_column")
 """Fields that name columns which are no ids."""
 
@@ -81,7 +84,7 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     delimiter = spec.data.prepare.list_delimiter or list_delimiter_of(
         [column for column in sample.columns if column.name not in _labels(spec)], lists)
     choice = _choose(spec, sample, tables, delimiter)
-    if not choice.sparse:
+    if not choice.sparse and not any({*parts} - {"age"} for parts in spec.features.times.values()):
         reasons = "; ".join(f"{name} {why}" for name, why in choice.why.items())
         raise DataError(f"{where}: no column was taken for ids, and a model needs one: {reasons}",
                         fix='name them: data.prepare.sparse_columns = ["…"]')
@@ -90,8 +93,11 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
         if found and found.kind == "text" and (cell := next(filter(is_undecoded, column.cells), "")):
             raise DataError(f"{where}: column {column.name!r} has {readable(cell)!r}, which is not "
                             f"{spec.data.prepare.encoding}", fix=say_encoding(InputFile(where, 0)))
-    times = find_times(spec.data, sample.columns, where)
-    choice.why |= {time.name: f"{choice.why[time.name]}; holds {MEANINGS[time.format]}" for time in times}
+    times = find_times(spec.features, spec.data, sample.columns, where)
+    choice.why |= {time.name: f"{choice.why[time.name]}; holds {meaning_of_format(time.format)}" for time in times}
+    dense = tuple(spec.data.dense_columns) or tuple(choice.dense)
+    decimals = find_decimals(spec.features, spec.data, sample.columns, (*dense, *_labels(spec)))
+    choice.why |= {name: f"{choice.why[name]}; {sign!r} is its decimal sign" for name, sign in decimals.items()}
     by_name = {name: _sparse(spec, name, judgement, tables.get(name)) for name, judgement in choice.sparse}
     made = {column.name: column for column in _sparse_of_times(times)}
     by_name |= {name: replace(column, rows=tables[name].rows) if name in tables else column
@@ -101,11 +107,11 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     _refuse_without_table(made.values(), sparse, where)
     _refuse_mixed(spec, sparse, where)
     sparse += tuple(SparseColumn.of_weights(table) for table in spec.model.tables if table.weights_column)
-    schema = Schema(sample.format, _labels(spec)[0], tuple(spec.data.dense_columns) or tuple(choice.dense), sparse,
+    schema = Schema(sample.format, _labels(spec)[0], dense, sparse,
                     tuple(columns), tuple(choice.ignored), sample.delimiter, sample.has_header,
                     choice.why, _all_examples(sample), list_delimiter=delimiter, times=times,
                     time_column=spec.data.time_column, labels=LabelColumn.of(spec.model.tasks),
-                    is_split_by_time=spec.data.prepare.split == "time")
+                    is_split_by_time=spec.data.prepare.split == "time", decimals=decimals)
     return _check_dense(spec, schema, where)
 
 
@@ -118,30 +124,59 @@ def _check_dense(spec: RunSpec, schema: Schema, where: str) -> Schema:
     return schema
 
 
-def find_times(data: DataSpec, columns: Iterable[Column], where: str) -> tuple[TimeColumn, ...]:
+def find_times(
+    features: FeaturesSpec, data: DataSpec, columns: Iterable[Column], where: str
+) -> tuple[TimeColumn, ...]:
     """Find the columns of times that the spec names, each with the format of most of its cells. Other formats are
     found when the rows are read."""
-    prepare, found = data.prepare, []
+    found = []
     for column in columns:
-        if column.name not in (*prepare.time_columns, data.time_column):
+        if column.name not in (*features.times, data.time_column):
             continue
-        formats = time_formats(column.cells, prepare.time_unit)
-        format = formats.most_common(1)[0][0] if formats else None
-        if format is None:
-            raise DataError(f"{where}: column {column.name!r} holds {_examples(column)}, which are no dates or times",
-                            fix=f"write it as one of: {'; '.join(MEANINGS.values())}. For numbers, set "
-                                'data.prepare.time_unit = "s" or "ms"')
-        features = prepare.time_columns.get(column.name, ())
-        if format == "date" and "hour" in features:
-            raise DataError(f"{where}: column {column.name!r} holds {MEANINGS[format]}, which have no hour",
-                            fix=f'leave "hour" out of data.prepare.time_columns for {column.name!r}')
-        found.append(TimeColumn(column.name, format, features))
+        parts, said = features.times.get(column.name, ()), features.of(column.name)
+        is_typed = column.type == "time"
+        format = _time_format_of(column, said.time_format if not is_typed else "", data.prepare.time_unit, where)
+        if "hour" in parts and (format == "date" or ("%" in format and "%H" not in format and "%I" not in format)):
+            raise DataError(f"{where}: column {column.name!r} holds {meaning_of_format(format)}, which have no hour",
+                            fix=f'leave "hour" out of features.columns.{column.name}.parts')
+        found.append(TimeColumn(column.name, format, parts, said.time_zone))
     return tuple(found)
+
+
+def _time_format_of(column: Column, said: str, unit: Literal["auto", "s", "ms"], where: str) -> str:
+    """Return the format that the spec says, or else that of most cells."""
+    if said:
+        if column.cells and not any(fits(cell, said) for cell in column.cells):
+            raise DataError(f"{where}: column {column.name!r} holds {_examples(column)}, and none of its values is "
+                            f"written {said}", fix=f"correct features.columns.{column.name}.time_format")
+        return said
+    formats = time_formats(column.cells, unit)
+    if formats and (format := formats.most_common(1)[0][0]):
+        return format
+    common = common_formats(column.cells, may_be_digits=True)
+    if len(common) == 1:
+        return common[0]
+    fix = f'features.columns.{column.name}.time_format = "%d.%m.%Y %H:%M", as the column is written'
+    if common:
+        fix = " or ".join(f'time_format = "{format}"' for format in common) + f", in [features.columns.{column.name}]"
+    what = f"which may be {' or '.join(common)}" if common else "which are no dates or times that are known"
+    raise DataError(f"{where}: column {column.name!r} holds {_examples(column)}, {what}",
+                    fix=f'say how it is written: {fix}. For numbers since 1970, data.prepare.time_unit = "s" or "ms"')
+
+
+def find_decimals(
+    features: FeaturesSpec, data: DataSpec, columns: Iterable[Column], names: Collection[str]
+) -> dict[str, DecimalSign]:
+    """Return the decimal signs of the columns among `names` whose numbers may have commas: as the spec says, else as
+    their text has them."""
+    found = {column.name: features.of(column.name).decimal or data.prepare.decimal or decimal_sign(column.cells)
+             for column in columns if column.name in names and column.type == "text"}
+    return {name: sign for name, sign in found.items() if sign}
 
 
 def _sparse_of_times(times: Sequence[TimeColumn]) -> Iterator[SparseColumn]:
     for column in times:
-        for kind in ("hour", "weekday"):
+        for kind in ("hour", "weekday", "day", "month"):
             if kind in column.features:
                 yield SparseColumn(f"{table_name(column.name)}_{kind}", kind, rows=TIME_ROWS[kind], column=column.name)
 
@@ -151,7 +186,7 @@ def _refuse_without_table(made: Iterable[SparseColumn], sparse: Sequence[SparseC
     rows = {(column.source, column.kind): column.rows or 0 for column in sparse}
     if wrong := [f'{{ name = "{column.name}", rows = {column.rows} }}' for column in made
                  if rows.get((column.source, column.kind), 0) < (column.rows or 0)]:
-        raise DataError(f"{where}: [model] has no table, or one of too few rows, for data.prepare.time_columns",
+        raise DataError(f"{where}: [model] has no table, or one of too few rows, for the parts of times",
                         fix=f"add to model.tables: {', '.join(wrong)}; or leave the tables out, so that the data says "
                             "them")
 
@@ -278,7 +313,7 @@ def _criteo(spec: RunSpec, sample: Sample, where: str) -> Schema:
     is_custom = (
         data.dense_columns not in ((), dense) or prepare.sparse_columns not in ((), names)
         or label_columns(spec.model.tasks) not in ((), ("label",))
-        or bool(prepare.list_columns or prepare.ignored_columns or prepare.time_columns or data.time_column))
+        or bool(prepare.list_columns or prepare.ignored_columns or spec.features.times or data.time_column))
     if is_custom:
         raise DataError(f"{where}: is Criteo's, whose columns are all taken: label, int_0 to int_12 and cat_0 to "
                         "cat_25", fix='leave the columns out of the spec; or set data.prepare.format = "csv", header = '
@@ -299,7 +334,7 @@ def _named_columns(spec: RunSpec) -> Iterator[tuple[str, str]]:
         ("data.dense_columns", data.dense_columns), ("data.prepare.sparse_columns", prepare.sparse_columns),
         ("data.prepare.list_columns", prepare.list_columns), ("data.prepare.hex_columns", prepare.hex_columns),
         ("data.prepare.ignored_columns", prepare.ignored_columns),
-        ("data.prepare.time_columns", tuple(prepare.time_columns)),
+        ("features.columns", tuple(spec.features.times)),
         ("data.time_column", (data.time_column,) if data.time_column else ()),
         ("model.tables", tuple(table.name for table in spec.model.tables)),
         ("weights_column", tuple(table.weights_column for table in spec.model.tables if table.weights_column)),
@@ -315,7 +350,7 @@ def _column_of(table: str, columns: Sequence[str]) -> str:
 
 def _refuse_unknown(spec: RunSpec, sample: Sample, where: str) -> None:
     columns = [column.name for column in sample.columns]
-    made = {f"{table_name(name)}_{kind}" for name, kinds in spec.data.prepare.time_columns.items() for kind in kinds}
+    made = {f"{table_name(name)}_{kind}" for name, kinds in spec.features.times.items() for kind in kinds}
     wrong = [f"{named} names {name!r}: {nearest(name, columns)}" for named, name in _named_columns(spec)
              if (_column_of(name, columns) if named == "model.tables" else name) not in columns
              and not (named == "model.tables" and name in made)]

@@ -118,7 +118,7 @@ def preview(spec: RunSpec) -> Preview:
            "frequency": f"by frequency: 0 for what is missing{rare}, then by descending count"}
     if earlier:
         ids["frequency"] = f"as in {earlier.path}; new values get new rows"
-    return Preview(schema, schema.to_toml(prepare), files, splits,
+    return Preview(schema, schema.to_toml(prepare, spec.features), files, splits,
                    "; ".join(ids[method] for method in dict.fromkeys(
                        method for method, column in zip(methods, schema.sparse, strict=True)
                        if column.kind not in TIME_ROWS and not column.weights_of)),

@@ -383,4 +383,4 @@ class JsonLinesReader(CsvReader):
         values = [json_line(line) for line in text.splitlines() if line]
         wrong = {row: "is not a JSON object in UTF-8" for row, value in enumerate(values) if value is None}
         found = [value for value in values if value is not None]
-        return partial(json_column, found, split=self._parser.split_cell), len(found), wrong
+        return partial(json_column, found, parser=self._parser), len(found), wrong

@@ -16,16 +16,20 @@ from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.text_stream import BOM, fields_of, head, header_names, is_gzip
 from embark.errors import DataError
 from embark.features.values import (
+    GROUPED,
     INTEGER,
     ISO_PATTERNS,
     MEANINGS,
     NUMBER,
     TimeFormat,
+    decimal_sign,
     json_line,
     json_object,
+    meaning_of_format,
     time_formats,
 )
 from embark.spec.data import PrepareSpec
+from embark.spec.time_formats import common_formats
 
 Format = Literal["criteo", "csv", "jsonl", "parquet"]
 Type = Literal["text", "integer", "float", "boolean", "time", "list", "nested"]
@@ -52,7 +56,7 @@ _MANY_ROWS = 100  # From this number of rows on, it is significant that no value
 _LIST_SHARE = 0.05
 _SKEW = 0.1
 _DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
-USE_TIME = "data.prepare.time_columns makes features of it, data.time_column splits by it"
+USE_TIME = "features.columns.NAME.parts makes features of it, data.time_column splits by it"
 _WORDS: dict[str, list[str]] = tomllib.loads(
     Path(__file__).with_name("column_words.toml").read_text(encoding="utf-8"))
 
@@ -279,6 +283,9 @@ def judge(column: Column, list_delimiter: str) -> Judgement:
     format = _time_format(cells)
     if format in ISO_PATTERNS:
         return Judgement("ignored", f"holds {MEANINGS[format]}; {USE_TIME}")
+    if column.type == "text" and (common := common_formats(cells, may_be_digits=False)):
+        return Judgement("ignored", f"holds {' or '.join(map(meaning_of_format, common))}; " + (
+            "say which in features.columns.NAME.time_format" if len(common) > 1 else USE_TIME))
     if column.type == "time" or all(_DATE.match(cell) for cell in cells):
         return Judgement("ignored", "holds times, but none that are read: 2024-05-31 and 2024-05-31T18:00:00Z are")
     share = sum(list_delimiter in cell for cell in cells) / len(cells)
@@ -291,6 +298,10 @@ def judge(column: Column, list_delimiter: str) -> Judgement:
         return _judge_integers(column, different, seen)
     if all(map(_NUMBER.fullmatch, cells)):
         return Judgement("dense", "holds numbers with fractions")
+    if column.type == "text" and decimal_sign(cells):
+        return Judgement("dense", f"holds numbers such as {next(cell for cell in cells if ',' in cell)}")
+    if column.type == "text" and all(re.fullmatch(GROUPED[","], cell) for cell in cells):
+        return Judgement("sparse", f"holds words, {seen}; if these are numbers, say their data.prepare.decimal", "text")
     if different == len(cells) >= _MANY_ROWS:
         return Judgement("ignored", f"different text in every row ({len(cells):,} checked)")
     return Judgement("sparse", f"holds words, {seen}", "text")
@@ -346,6 +357,9 @@ def _judge_integers(column: Column, different: int, seen: str) -> Judgement:
     low, high = min(values), max(values)
     if len(values) >= _MANY_ROWS and low in (0, 1) and values[:_MANY_ROWS] == list(range(low, low + _MANY_ROWS)):
         return Judgement("ignored", "numbers the rows")
+    says_part = not words.isdisjoint(_WORDS["parts_of_times"])
+    if (says_time or says_part) and len(common := common_formats(cells, may_be_digits=True)) == 1:
+        return Judgement("ignored", f"holds {meaning_of_format(common[0])}; {USE_TIME}")
     if (says_time or (not says_id and different > 0.1 * len(cells))) and (format := _time_format(cells)):
         return Judgement("ignored", f"holds {MEANINGS[format]}; {USE_TIME}")
     if different <= _FEW and not (says_amount and different > 10):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from embark.data import open_source
+from embark.data import open_source, resolve_from_data
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.prepare import prepare_from_spec
@@ -55,7 +55,7 @@ def test_a_task_has_a_label_of_words_as_well(tmp_path):
              {"name": "code", "loss": "softmax", "num_classes": 3}]
     spec = spec_of(write(tmp_path), model={"tasks": tasks}, ignored_columns=[])
     prepare_from_spec(spec, tmp_path / "rows.csv-data")
-    source = open_source(spec)
+    source = open_source(resolve_from_data(spec))
     labels = source.train_rows(0, 0, 40).label
     assert sorted(map(tuple, labels.tolist())) == sorted((float(one), float(i % 3)) for i, one in enumerate(ONES))
     tasks.append({"name": "poor", "label": "income", "label_is": "<=50K"})

@@ -27,7 +27,8 @@ from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.later_rows import PreparedWith, write_later_rows
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.errors import DataError, SpecError
-from embark.features.arrow.cells import CellParser, parse_times
+from embark.features.arrow.cells import CellParser
+from embark.features.arrow.times import parse_times
 from embark.run.feature_metrics import feature_names
 from embark.spec import resolve
 
@@ -286,8 +287,8 @@ def test_times_are_recognized_named_and_used_only_when_the_spec_says_so(tmp_path
         inputs = Inputs()
         schema = guess_schema(spec, inputs, inputs.find(str(tmp_path / f"rows.{name}")))
         assert schema.ignored == ("at", "listed")
-        assert schema.why["at"].startswith("holds times with a zone (2024-05-31T18:00:00Z); data.prepare.time_columns")
-        assert schema.why["listed"].startswith("holds dates (2024-05-31); data.prepare.time_columns makes features")
+        assert schema.why["at"].startswith("holds times with a zone (2024-05-31T18:00:00Z); features.columns")
+        assert schema.why["listed"].startswith("holds dates (2024-05-31); features.columns.NAME.parts makes features")
 
 
 def guess(folder: Path, rows: list[dict], prepare: dict, model: dict | None = None, **data):
@@ -302,9 +303,11 @@ def test_the_lines_of_toml_say_the_same_again(tmp_path):
     rows = [{**row, "at": micros(row["at"]) // 10**6} for row in shop(200)]
     first = guess(tmp_path, rows, SETTINGS, time_column="at")
     assert [(time.name, time.format) for time in first.times] == [("at", "s"), ("listed", "date")]
-    lines = tomllib.loads(first.to_toml(spec_of(tmp_path, "rows.csv", SETTINGS, time_column="at").data.prepare))["data"]
-    prepare = lines.pop("prepare")
-    again = guess(tmp_path, rows, prepare, **lines)
+    spec = spec_of(tmp_path, "rows.csv", SETTINGS, time_column="at")
+    lines = tomllib.loads(first.to_toml(spec.data.prepare, spec.features))
+    prepare = lines["data"].pop("prepare")
+    assert lines["features"]["columns"] == {"at": {"parts": ["hour", "weekday"]}, "listed": {"parts": ["age"]}}
+    again = guess(tmp_path, rows, prepare | {"time_columns": SETTINGS["time_columns"]}, **lines["data"])
     assert (again.times, again.sparse, again.dense_names) == (first.times, first.sparse, first.dense_names)
 
 
@@ -312,7 +315,7 @@ def test_the_lines_of_toml_say_the_same_again(tmp_path):
     ("soon", {"time_columns": {"at": ["hour"]}}, "column 'at' holds soon, which are no dates or times"),
     (12, {"time_columns": {"at": ["hour"]}}, "column 'at' holds 12, which are no dates or times"),
     ("2024-05-31", {"time_columns": {"at": ["hour"]}}, "which have no hour"),
-    ("2024-05-31", {"time_columns": {"when": []}}, "data.prepare.time_columns names 'when'"),
+    ("2024-05-31", {"time_columns": {"when": ["hour"]}}, "features.columns names 'when'"),
 ])
 def test_columns_that_hold_no_such_times_are_refused(tmp_path, at, prepare, message):
     with pytest.raises(DataError, match=message):
@@ -340,7 +343,7 @@ def test_tables_of_the_model_have_room_for_the_times(tmp_path):
     ({"split": "time"}, {}, "data.time_column"),
     ({"time_columns": {"at": ["age"]}}, {}, "the age of a column is the time from it to another"),
     ({"time_columns": {"at": ["age"]}}, {"time_column": "at"}, "the age of a column is the time from it to another"),
-    ({"time_columns": {"at": ["minute"]}}, {}, "'hour', 'weekday' or 'age'"),
+    ({"time_columns": {"at": ["minute"]}}, {}, "'hour', 'weekday', 'day', 'month' or 'age'"),
     ({"time_columns": {"at": ["hour"]}, "sparse_columns": ["at"]}, {}, "two roles"),
     ({"validation_from": "2024-05-31"}, {}, 'has no effect while data.prepare.split is "fraction"'),
     ({"split": "time", "validation_from": "31.5.2024"}, {"time_column": "at"}, "not an ISO 8601 date or time"),

@@ -1,0 +1,103 @@
+"""How dates and times are written: formats in the directives of Python's `strptime`, and the common ones."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from datetime import datetime
+from functools import cache
+from zoneinfo import ZoneInfo
+
+_DIGITS = {"Y": "[0-9]{4}", "y": "[0-9]{2}", "m": "1[0-2]|0[1-9]|[1-9]", "d": "3[01]|[12][0-9]|0[1-9]|[1-9]",
+           "H": "2[0-3]|[01][0-9]|[0-9]", "I": "1[0-2]|0[1-9]|[1-9]", "M": "[0-5][0-9]|[0-9]", "S": "[0-5][0-9]|[0-9]"}
+MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
+          "december")
+_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
+_OTHERS = {
+    "f": "[0-9]{1,6}", "p": "(?i:am|pm)", "z": "Z|[+-][0-9]{2}:?[0-9]{2}",
+    "b": f"(?i:{'|'.join(name[:3] for name in MONTHS)})", "B": f"(?i:{'|'.join(MONTHS)})",
+    "a": f"(?i:{'|'.join(name[:3] for name in _DAYS)})", "A": f"(?i:{'|'.join(_DAYS)})",
+}
+_PACKED = re.compile("(%[YymdHMS])+")
+_CLOCKS = ("", "%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
+_DATES = ("%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d",
+          "%Y.%m.%d", "%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y")
+_COMMON = (*(f"{date} {clock}".rstrip() for date in _DATES for clock in _CLOCKS), "%d/%b/%Y:%H:%M:%S %z",
+           "%a %b %d %H:%M:%S %z %Y", "%a, %d %b %Y %H:%M:%S %z")
+_COMMON_DIGITS = ("%Y%m%d", "%Y%m%d%H", "%y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
+_COMMON_YEARS = range(1970, 2070)
+_NEARLY_ALL = 0.99
+
+
+def time_pattern(format: str) -> str:
+    """Return the regular expression of a format, with a group for each directive; a ValueError says what is wrong.
+    It means the same to Python and to pyarrow."""
+    found, seen, at = "", set[str](), 0
+    is_packed = num_digits(format) > 0
+    while at < len(format):
+        letter, directive = format[at], format[at + 1 : at + 2]
+        if letter != "%" or directive == "%":
+            found += " +" if letter == " " else re.escape(letter)
+            at += 1 if letter != "%" else 2
+            continue
+        if directive not in _DIGITS and directive not in _OTHERS:
+            raise ValueError(f"%{directive} is no directive that is read; these are: "
+                             f"{' '.join(f'%{name}' for name in (*_DIGITS, *_OTHERS))}")
+        if directive in seen:
+            raise ValueError(f"%{directive} stands in it twice")
+        seen.add(directive)
+        one = (_DIGITS | _OTHERS)[directive]
+        found += f"(?P<{directive}>{'[0-9]{2}' if is_packed and directive != 'Y' else one})"
+        at += 2
+    if not seen:
+        raise ValueError('has no directive, such as in "%d.%m.%Y %H:%M"')
+    return f"^{found}$"
+
+
+def num_digits(format: str) -> int:
+    """Return how many digits a format of digits alone has, such as `%Y%m%d`; 0 for others."""
+    return sum(4 if part == "Y" else 2 for part in format.split("%")[1:]) if _PACKED.fullmatch(format) else 0
+
+
+@cache
+def _compiled(format: str) -> re.Pattern[str]:
+    return re.compile(time_pattern(format))
+
+
+def fits(cell: str, format: str) -> bool:
+    """Return whether a cell is written so."""
+    cell = cell.zfill(num_digits(format))
+    if not _compiled(format).match(cell):
+        return False
+    try:
+        return not num_digits(format) or datetime.strptime(cell, format).year in _COMMON_YEARS
+    except ValueError:
+        return False
+
+
+def common_formats(cells: Sequence[str], *, may_be_digits: bool) -> list[str]:
+    """Return the common formats that nearly all cells fit: one if they are unambiguous."""
+    if not cells:
+        return []
+
+    candidates = _COMMON_DIGITS if may_be_digits and cells[0].isdigit() else _COMMON
+    likely = [format for format in candidates if any(fits(cell, format) for cell in cells[:3])]
+    found = [format for format in likely if sum(fits(cell, format) for cell in cells) >= _NEARLY_ALL * len(cells)]
+    return [one for one in found if "%B" not in one or one.replace("%B", "%b") not in found]  # May is both.
+
+
+def checked_format(format: str) -> str:
+    """Check a format that a user wrote; empty: none."""
+    if format:
+        time_pattern(format)
+    return format
+
+
+def checked_zone(name: str) -> str:
+    """Check the name of a time zone that a user wrote; empty: none."""
+    try:
+        if name:
+            ZoneInfo(name)
+    except (ValueError, OSError, KeyError):
+        raise ValueError('is no IANA time zone, such as "Europe/Berlin" or "America/New_York"') from None
+    return name
