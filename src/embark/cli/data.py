@@ -168,6 +168,8 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
                      f"there: {transform}")
     if result.dropped:
         console.text("dropped columns: " + "; ".join(f"{name}: {why}" for name, why in result.dropped.items()))
+    for hint in result.hints:
+        console.text(f"hint: {hint.where}: {hint.what}", style="yellow")
     if bad.get("num"):
         console.warning(f"skipped {bad['num']:,} unreadable rows, {bad['share']:.4%} of all")
         if not console.quiet:

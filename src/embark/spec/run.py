@@ -129,7 +129,7 @@ class RunSpec(Section):
         """Read the specs of earlier runs, which have `data.prepare.dense`."""
         data = values.get("data") if isinstance(values, dict) else None
         prepare = data.get("prepare") if isinstance(data, dict) else None
-        if not isinstance(prepare, dict) or not {*LEGACY_OPTIONS} & {*prepare}:
+        if not isinstance(data, dict) or not isinstance(prepare, dict) or not {*LEGACY_OPTIONS} & {*prepare}:
             return values
         given = values.get("features", {})
         prepare = {key: value for key, value in prepare.items() if key not in LEGACY_OPTIONS}

@@ -219,8 +219,9 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimi
     if ones := texts(prepare.label_is):
         others = {cell for column in sample.columns if column.name == data.label for cell in column.cells} - {*ones}
         said[data.label] += f": 1 for {_some(ones)}, 0 for {_some(sorted(others)) or 'any other'}"
+    by_criteo = _criteo_roles([column.name for column in sample.columns])
     for column in sample.columns:
-        name, guessed = column.name, judge(column, list_delimiter)
+        name, guessed = column.name, by_criteo.get(column.name) or judge(column, list_delimiter)
         choice.why[name] = guessed.why
         if name in said:
             choice.why[name] = said[name]
@@ -240,6 +241,13 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimi
             if guessed.role != "ignored":
                 choice.why[name] += f"; {not_taken['dense' if guessed.role == 'dense' else 'sparse']}"
     return choice
+
+
+def _criteo_roles(names: Collection[str]) -> dict[str, Judgement]:
+    """Return the roles of columns named as Criteo's are where files have a header: I1 to I13 and C1 to C26."""
+    roles = {f"I{i}": Judgement("dense", "is one of Criteo's 13 integers") for i in range(1, 14)}
+    roles |= {f"C{i}": Judgement("sparse", "is one of Criteo's 26 ids", "hex") for i in range(1, 27)}
+    return roles if {*roles} <= {*names} else {}
 
 
 def _named_role(spec: RunSpec, column: Column, table: Table | None, list_delimiter: str) -> Judgement | None:
@@ -386,7 +394,7 @@ def _check_label_values(label: Column, above: float | None, ones: tuple[str, ...
     with suppress(ValueError, IndexError):  # it has words, or no value at all
         middle = sorted(map(float, values))[(len(values) - 1) // 2]
         fix = f"say what makes a 1, in the spec or with --set data.prepare.label_above={middle:g}"
-    if len(values) == 2 or (ones and values):
+    if ones or (len(values) == 2 and "label_above" not in fix):
         rarer = json.dumps(readable(counts[-1][0]), ensure_ascii=False)
         fix = f"say what makes a 1, in [data.prepare] of the spec: label_is = {rarer}"
     named = f"data.prepare.label_is is {_some(ones)}, and column {label.name!r} holds" if ones else \

@@ -54,6 +54,10 @@ _CRITEO_LINE = re.compile(r"[01](\t(-?[0-9]+)?){13}(\t([0-9a-fA-F]{8})?){26}")  
 _FEW = 50  # With no more distinct numbers than this, they rather name groups than measure amounts.
 _MANY_ROWS = 100  # From this number of rows on, it is significant that no value repeats.
 _LIST_SHARE = 0.05
+_DENSE = 2  # Different integers that fill a range up to so many times as wide are numbers of rows.
+_MANY_SHARE = 0.5
+_SMALL = 200
+_CONCENTRATED = 0.35  # Of the range; for ids it is a half.
 _SKEW = 0.1
 _DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
 USE_TIME = "features.columns.NAME.parts makes features of it, data.time_column splits by it"
@@ -110,7 +114,8 @@ def take_sample(
     is_open = prepare.format == "auto" and prepare.delimiter in ("", "\t") and not prepare.column_names
     lines = text.decode(errors="replace").splitlines()[:100]
     num_criteo = sum(bool(_CRITEO_LINE.fullmatch(line)) for line in lines)
-    is_criteo = is_open and prepare.header is not True and num_criteo > 0.5 * len(lines)
+    has_names = {f"I{i}" for i in range(1, 14)} <= {*lines[0].split("\t")}
+    is_criteo = is_open and prepare.header is not True and not has_names and num_criteo > 0.5 * len(lines)
     if format == "criteo" or is_criteo:
         rows = [row for row in (line.split("\t") for line in lines) if len(row) == len(CRITEO_COLUMNS)]
         return Sample("criteo", tuple(Column.of(name, [row[i] for row in rows], {""})
@@ -355,8 +360,12 @@ def _judge_integers(column: Column, different: int, seen: str) -> Judgement:
         return Judgement("sparse", f"holds digits with zeros in front, so they are names; {seen}", "text")
     values = [int(cell) for cell in cells]
     low, high = min(values), max(values)
-    if len(values) >= _MANY_ROWS and low in (0, 1) and values[:_MANY_ROWS] == list(range(low, low + _MANY_ROWS)):
+    is_unique = different == len(cells) >= _MANY_ROWS
+    if len(values) >= _MANY_ROWS and values[:_MANY_ROWS] == list(range(values[0], values[0] + _MANY_ROWS)):
         return Judgement("ignored", "numbers the rows")
+    if is_unique and (not words.isdisjoint(_WORDS["rows"]) or high - low < _DENSE * different):
+        return Judgement("ignored", f"different number in every row ({len(cells):,} checked), of {low:,} to {high:,}: "
+                                    "numbers the rows")
     says_part = not words.isdisjoint(_WORDS["parts_of_times"])
     if (says_time or says_part) and len(common := common_formats(cells, may_be_digits=True)) == 1:
         return Judgement("ignored", f"holds {meaning_of_format(common[0])}; {USE_TIME}")
@@ -367,11 +376,23 @@ def _judge_integers(column: Column, different: int, seen: str) -> Judgement:
     if says_amount and words.isdisjoint(("id", "ids")):
         return Judgement("dense", f"holds integers from {low:,} to {high:,}, and its name says amounts")
     is_skewed = low < 0 or statistics.median(values) - low < _SKEW * (high - low)
-    if is_skewed and not (says_id or column.name.lower().endswith("id")):
+    is_named_id = says_id or column.name.lower().endswith("id")
+    if is_skewed and not is_named_id:
         return Judgement("dense", f"holds integers from {low:,} to {high:,}, most of them small: amounts")
-    if different == len(cells) >= _MANY_ROWS:
+    is_many = different >= _MANY_SHARE * len(cells)
+    if (is_many or high - low < _SMALL) and not is_named_id and _is_concentrated(values):
+        return Judgement("dense", f"holds integers from {low:,} to {high:,}, " + (
+            f"{different / len(cells):.0%} of them different" if is_many else "small ones")
+            + ", half of them close together: amounts")
+    if is_unique:
         return Judgement("ignored", f"different number in every row ({len(cells):,} checked)")
     return Judgement("sparse", f"holds integers from {low:,} to {high:,}, {seen}: ids", "integer")
+
+
+def _is_concentrated(values: Sequence[int]) -> bool:
+    """Return whether the middle half lies in less of the range than that of ids, which are spread evenly."""
+    first, _, last = statistics.quantiles(values, n=4)
+    return last - first < _CONCENTRATED * (max(values) - min(values))
 
 
 def _has_leading_zero(cell: str) -> bool:
