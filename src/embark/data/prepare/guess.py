@@ -28,6 +28,7 @@ from embark.data.prepare.sampling import (
 )
 from embark.errors import DataError, nearest
 from embark.features.schema import KINDS, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn, texts
+from embark.features.time_formats import common_formats, fits
 from embark.features.values import DecimalSign, decimal_sign, meaning_of_format, time_formats
 from embark.formatting import shortlist
 from embark.spec.data import DataSpec
@@ -35,7 +36,6 @@ from embark.spec.features import FeaturesSpec
 from embark.spec.model import Table
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
-from embark.spec.time_formats import common_formats, fits
 
 _MAX_NAME = 128
 _MAX_SHOWN = 12

@@ -181,7 +181,8 @@ def prepare(
     return PrepareResult(out, complete or manifest, input_bytes, time.monotonic() - began_s, memory.peak_bytes,
                          was_complete=complete is not None,
                          dropped={name: schema.why.get(name, "") for name in schema.ignored},
-                         id_map_from=earlier.path if earlier else "", hints=tuple(unseen_ids(out, complete or manifest)))
+                         id_map_from=earlier.path if earlier else "",
+                         hints=tuple(unseen_ids(out, complete or manifest)))
 
 
 def settings_of(

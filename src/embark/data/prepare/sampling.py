@@ -15,6 +15,7 @@ from typing import Any, Literal
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.text_stream import BOM, fields_of, head, header_names, is_gzip
 from embark.errors import DataError
+from embark.features.time_formats import common_formats
 from embark.features.values import (
     GROUPED,
     INTEGER,
@@ -29,7 +30,6 @@ from embark.features.values import (
     time_formats,
 )
 from embark.spec.data import PrepareSpec
-from embark.spec.time_formats import common_formats
 
 Format = Literal["criteo", "csv", "jsonl", "parquet"]
 Type = Literal["text", "integer", "float", "boolean", "time", "list", "nested"]

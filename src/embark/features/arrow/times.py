@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
-from typing import Any
+from typing import Any, cast
 from zoneinfo import ZoneInfo
 
 import numpy as np
@@ -20,6 +20,7 @@ from embark.features.values import (
     MICROS_PER_DAY,
     MICROS_PER_HOUR,
     MICROS_PER_UNIT,
+    TimeFormat,
     meaning_of_format,
 )
 from embark.spec.time_formats import MONTHS, num_digits, time_pattern
@@ -116,7 +117,7 @@ def _parsed(array: Any, format: str, cells: CellParser) -> Times:
     return Times(np.where(is_bad | is_missing, 0, micros).astype(np.int64), is_missing, is_bad)
 
 
-def _formats_of_type(kind: Any) -> tuple[str, ...]:
+def _formats_of_type(kind: Any) -> tuple[TimeFormat, ...]:
     """Return which formats a column of this type can have; empty: any."""
     if types.is_date(kind):
         return ("date",)
@@ -127,7 +128,7 @@ def _formats_of_type(kind: Any) -> tuple[str, ...]:
 
 def _of_text(text: Any, format: str) -> Times:
     is_there = text.is_valid().to_numpy(zero_copy_only=False)
-    fits = pc.match_substring_regex(text, ISO_PATTERNS[format])
+    fits = pc.match_substring_regex(text, ISO_PATTERNS[cast(TimeFormat, format)])
     text = pc.if_else(fits, text, pa.scalar(None, text.type))
     text = pc.replace_substring_regex(text, "([.][0-9]{6})[0-9]+", r"\1")  # microseconds are kept
     kind = _MICROS

@@ -67,8 +67,8 @@ def test_files_in_memory_and_streams_read_the_same_label_of_words(tmp_path):
     write(tmp_path)
     for name in ("rows.csv", "rows.parquet"):
         spec = resolve({"model": {"num_dense": 0, "tables": [{"name": "code", "rows": 3}]},
-                        "data": {"kind": "columns", "path": str(tmp_path / name), "label": "income", "eval_fraction": 1e-9,
-                                 "prepare": {"label_is": [">50K", ">50K."]}},
+                        "data": {"kind": "columns", "path": str(tmp_path / name), "label": "income",
+                                 "eval_fraction": 1e-9, "prepare": {"label_is": [">50K", ">50K."]}},
                         "stream": {"source": "files", "path": str(tmp_path)}, "train": {"batch_size": 1}})
         source = open_source(spec.model_copy(update={"stream": type(spec.stream)()}))
         order = np.argsort(source._order(0))
