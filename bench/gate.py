@@ -25,6 +25,7 @@ from embark.data.permuted_rows import RowsInMemory
 from embark.data.prepared import Feature, Layout
 from embark.export.reference import Reference, make_reference
 from embark.features.encoding import IdMap, RowEncoder
+from embark.features.numbers import Numbers
 from embark.features.schema import SparseColumn
 from embark.publish.gate import EarlierGate, GateVerdict, ScoredRows, earlier_gate, judge, to_record
 from embark.publish.gate_rows import GateRows
@@ -112,7 +113,7 @@ SPEC = resolve({"model": {"num_dense": NUM_DENSE, "embedding_dim": 4, "tables": 
     {"name": f"f{i}", "rows": size} for i, size in enumerate(SIZES)]}})
 LAYOUT = Layout(tuple(f"d{i}" for i in range(NUM_DENSE)), tuple(Feature(f"f{i}", size, 1, False)
                                                                for i, size in enumerate(SIZES)), 32)
-ENCODER = RowEncoder("none", LAYOUT, tuple(
+ENCODER = RowEncoder(Numbers.plain("none", LAYOUT.dense), LAYOUT, tuple(
     IdMap(SparseColumn(one.name, "integer", is_list=False, max_ids=1), one, None, None, one.rows)
     for one in LAYOUT.features), "refuse")
 

@@ -163,9 +163,8 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
     console.text(f"\nrows: {_rows(manifest.rows_by_split, manifest.time_split)}; "
                  f"{pluralize(len(manifest.layout.dense), 'dense column')}")
     if result.id_map_from:
-        transform = manifest.settings["prepare"]["dense"]
-        console.text(f"known ids have the rows that they have in {result.id_map_from}; dense values are transformed as "
-                     f"there: {transform}")
+        console.text(f"known ids have the rows that they have in {result.id_map_from}; numbers are transformed as "
+                     "there")
     if result.dropped:
         console.text("dropped columns: " + "; ".join(f"{name}: {why}" for name, why in result.dropped.items()))
     for hint in result.hints:

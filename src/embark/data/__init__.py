@@ -78,7 +78,11 @@ def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSou
     if spec.data.kind == "columns":
         from embark.data.columns import ColumnsSource
 
-        return ColumnsSource(spec.model, spec.data, spec.features)
+        # Rows of a stream are as their file has them: there are no training rows to compute statistics of.
+        plain = {"numbers": "none", "missing_flags": False}
+        features = spec.features.model_copy(update=plain) if spec.stream.is_on and not spec.features.fitted else \
+            spec.features
+        return ColumnsSource(spec.model, spec.data, features)
     if spec.data.kind == "interactions":
         from embark.data.interactions import InteractionsSource
 

@@ -18,13 +18,14 @@ from embark.data.task_labels import bad_labels, check_lists, meaning_of, task_la
 from embark.errors import DataError
 from embark.features.arrays import Array, Int32s, Int64s, Mask, ragged_positions
 from embark.features.arrow.row_parser import RowParser
-from embark.features.encoding import plain_options, plain_schema, weights_of_keys
+from embark.features.encoding import PLAIN_FEATURES, plain_options, plain_schema, weights_of_keys
 from embark.features.hashing import hash_counters, stream_key, uniform
+from embark.features.numbers import NumberSample, fit_numbers, numbers_of
 from embark.features.rows import CUT_LISTS, RawRows
 from embark.features.schema import Schema
 from embark.features.values import moment_text
 from embark.spec.data import DataSpec, PrepareSpec
-from embark.spec.features import GUESSED, FeaturesSpec
+from embark.spec.features import FeaturesSpec
 from embark.spec.model import ModelSpec, Table
 from embark.spec.tasks import label_columns, list_size_of
 
@@ -37,7 +38,7 @@ class ColumnsSource:
 
     notes: tuple[str, ...]  # Sentences about cut lists and clipped ids.
 
-    def __init__(self, model: ModelSpec, data: DataSpec, features: FeaturesSpec = GUESSED) -> None:
+    def __init__(self, model: ModelSpec, data: DataSpec, features: FeaturesSpec = PLAIN_FEATURES) -> None:
         tables, labels = model.table_list(), label_columns(model.tasks)
         schema = plain_schema(tables, data.dense_columns, data, model.tasks)
         if data.label and not labels and data.label in (*schema.dense, *(column.source for column in schema.sparse)):
@@ -71,6 +72,13 @@ class ColumnsSource:
             is_held_out = _is_newest(data, rows.time)
         self._eval_rows = np.flatnonzero(is_held_out)
         self._train_rows = np.flatnonzero(~is_held_out)
+        names = data.dense_columns
+        if features.fitted:
+            self.numbers = numbers_of(features.fitted, names)
+        else:
+            sample = NumberSample.of(data.seed, 0, self._train_rows, self._dense[self._train_rows])
+            self.numbers = fit_numbers(features, names, sample, may_add=False)
+        self._dense = self.numbers.encode(self._dense)
         self.num_train_samples, self.num_eval_samples = len(self._train_rows), len(self._eval_rows)
         self._order = lru_cache(2)(self._epoch_order)  # Threads may be in two epochs.
 

@@ -65,10 +65,11 @@ from embark.export.delta import (
 from embark.export.quantize import TableDtype
 from embark.export.reference import REFERENCE, Reference
 from embark.export.safetensors_file import Array, map_file
-from embark.features.encoding import IdMap, RowEncoder, by_rising_key, dense_transform, same_lengths_of
+from embark.features.encoding import IdMap, RowEncoder, by_rising_key, same_lengths_of
+from embark.features.numbers import NumberCode, Numbers, recorded_numbers
 from embark.features.schema import Schema
 from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
-from embark.spec.features import FeaturesSpec, legacy_features
+from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, legacy_features
 from embark.spec.model import ModelSpec
 from embark.spec.user_code import file_of
 from embark.store import Checkpoint, CheckpointStore, FileChecksum, checkpoint_name, open_store
@@ -99,14 +100,22 @@ class RowFormat(_Section):
     hashed_rows: dict[str, int]  # The modulus, by table, of values without an entry in the map; with 0 they have id 0.
     plain_ids: Literal["refuse", "clip"] | None = None  # Treatment of ids beyond their table, if rows contain ids.
     features: FeaturesSpec = FeaturesSpec()
+    numbers: tuple[NumberCode, ...] | None = None  # None: a transform without a state, which `features` names.
+
+    def coded_numbers(self) -> Numbers:
+        """Return how numbers become dense values."""
+        if self.numbers is None:
+            return recorded_numbers(None, self.features, self.columns.dense_names)
+        return Numbers(self.numbers)
 
     @model_validator(mode="before")
     @classmethod
     def _with_legacy_features(cls, values: Any) -> Any:
         """Read the transform of numbers where artifacts had it before there was `[features]`."""
         prepare = values.get("prepare") if isinstance(values, dict) else None
-        if isinstance(prepare, dict) and "dense" in prepare:
-            return {"features": legacy_features(prepare), **values}
+        if isinstance(prepare, dict) and {*LEGACY_OPTIONS} & {*prepare}:
+            rest = {key: value for key, value in prepare.items() if key not in LEGACY_OPTIONS}
+            return {"features": legacy_features(prepare), **values, "prepare": rest}
         return values
 
     @field_validator("columns", "prepare", mode="before")
@@ -123,8 +132,9 @@ class RowFormat(_Section):
         values: dict[str, Any] = dump(self)
         for part in ("columns", "layout"):
             values[part] = {key: value for key, value in values[part].items() if key != "labels"}
-        if not values["features"]:
-            del values["features"]
+        for part in ("features", "numbers"):
+            if not values[part]:
+                del values[part]
         return values
 
 
@@ -247,7 +257,7 @@ class Artifact:
         both |= {name: by_rising_key(arrays[f"{name}.keys"], arrays[f"{name}.ids"]) for name in dynamic}
         maps = tuple(IdMap(columns[feature.name], feature, *both[feature.name], rows.hashed_rows[feature.name])
                      for feature in rows.layout.features)
-        return RowEncoder(dense_transform(rows.features, rows.columns), rows.layout, maps, rows.plain_ids,
+        return RowEncoder(rows.coded_numbers(), rows.layout, maps, rows.plain_ids,
                           model.features_of_any_number, same_lengths_of(model))
 
 
@@ -480,6 +490,9 @@ def _check_ids(found: Artifact) -> None:
     def refuse(what: str, file: str = INFO) -> None:
         raise DataError(f"{found.folder / file}: {what}", fix="it was not written by Embark: export the run again")
 
+    numbers = rows.coded_numbers()
+    if tuple(code.column for code in numbers.codes) != rows.columns.dense_names or numbers.names != rows.layout.dense:
+        refuse("rows.numbers are not the dense values of rows.layout")
     for feature in rows.layout.features:
         name, table, hashed_rows = feature.name, tables.get(feature.name), rows.hashed_rows.get(feature.name)
         keys, ids = (found.id_maps.get(f"{name}.{part}") for part in ("keys", "ids"))

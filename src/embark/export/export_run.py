@@ -29,6 +29,7 @@ from embark.export.reference import make_reference
 from embark.export.safetensors_file import TensorSource, in_memory
 from embark.export.write_version import VersionContents, write_version
 from embark.features.encoding import PLAIN_FEATURES, IdMap, RowEncoder, by_rising_key, plain_row_format
+from embark.features.numbers import NumberCode, Numbers
 from embark.features.rows import Keys
 from embark.formatting import to_finite
 from embark.spec import RunSpec, user_code
@@ -169,10 +170,12 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
             encoder = before.row_encoder()
             rows = RowFormat(
                 columns=before.schema.unlabelled(), prepare=before.prepare, layout=manifest.layout,
-                hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps}, features=before.features)
+                hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps}, features=before.features,
+                numbers=_with_state(encoder.numbers))
             return rows, _tensors(encoder.maps), encoder
     schema, prepare, encoder = plain_row_format(model, data, manifest.layout if manifest else None,
-                                                has_words=data.kind == "columns" or trained.spec.stream.is_on)
+                                                has_words=data.kind == "columns" or trained.spec.stream.is_on,
+                                               fitted=trained.spec.features.fitted)
     dynamic = _dynamic_maps(arrays, trained.spec)
     slots = {table.name: dynamic[table.weights] for table in model.table_list() if table.is_dynamic}
     by_slot = _with_slots(encoder.maps, slots)
@@ -180,8 +183,13 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
     rows = RowFormat(
         columns=schema.unlabelled(), prepare=prepare, layout=encoder.layout,
         hashed_rows={one.feature.name: one.hashed_rows for one in maps}, plain_ids=data.on_bad_id,
-        features=PLAIN_FEATURES)
+        features=PLAIN_FEATURES, numbers=_with_state(encoder.numbers))
     return rows, _tensors(by_slot), replace(encoder, maps=maps)
+
+
+def _with_state(numbers: Numbers) -> tuple[NumberCode, ...] | None:
+    """Return the codes if they have a state; transforms without one are named by `features`."""
+    return None if all(code.is_plain for code in numbers.codes) else numbers.codes
 
 
 def _with_slots(maps: Sequence[IdMap], slots: Maps) -> tuple[IdMap, ...]:

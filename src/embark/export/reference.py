@@ -16,7 +16,8 @@ from embark.data.loader import Batch, SampleSource, weights_by_feature
 from embark.data.prepared import Rows
 from embark.errors import EmbarkError
 from embark.events.drift import NUM_SCORE_BINS
-from embark.features.encoding import DenseTransform, RowEncoder, transform_dense
+from embark.features.encoding import RowEncoder
+from embark.features.numbers import Numbers
 from embark.formatting import pluralize
 from embark.spec.model import Table
 from embark.spec.run import RunSpec
@@ -181,24 +182,16 @@ def _range_labels(edges: Sequence[str]) -> list[str]:
 
 
 def _dense_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnBins:
-    zero = np.zeros(1, np.float32)
-    if encoder.plain_ids is None:
-        transform_dense(zero, encoder.dense)
+    code = encoder.numbers.code_of(name)
+    missing = Numbers((code,)).encode(np.full((1, 1), np.nan, np.float32))
+    zero = missing[:, code.names.index(name)]
     if encoder.layout.dense_bits != 32:
         zero = zero.astype(np.float16).astype(np.float32)
     edges = _quantiles(values[values != zero[0]], _NUM_QUANTILES)
-    labels = _range_labels([f"{value:.3g}" for value in _untransformed(edges, encoder.dense)]) or ["other"]
-    first = "0" if encoder.plain_ids else "missing or 0"
+    labels = _range_labels([f"{value:.3g}" for value in code.decoded(edges, name)]) or ["other"]
+    first = "0" if encoder.plain_ids else "missing or 0" if code.is_plain else "missing"
     return _counted(values, [first, *labels], name=name, kind="dense", edges=tuple(edges.tolist()),
                     zero=float(zero[0]))
-
-
-def _untransformed(values: NDArray[Any], method: DenseTransform) -> NDArray[np.float64]:
-    """Undo the transform of dense values."""
-    wide: NDArray[np.float64] = values.astype(np.float64)
-    if method == "mlperf":
-        return np.exp(wide) - 3
-    return np.copysign(np.expm1(np.abs(wide)), wide) if method == "log" else wide
 
 
 def _id_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnBins:

@@ -14,6 +14,7 @@ import numpy as np
 from embark.errors import UserError
 from embark.features.arrays import Array, Floats, Hashes, Int32s, Int64s, Mask
 from embark.features.layout import Feature, Layout, Rows
+from embark.features.numbers import Numbers, numbers_of
 from embark.features.rows import Keys, NumberRows, RawRows
 from embark.features.schema import TIME_ROWS, LabelColumn, Schema, SparseColumn
 from embark.spec.data import DataSpec, PrepareSpec
@@ -21,7 +22,6 @@ from embark.spec.features import FeaturesSpec
 from embark.spec.model import CANDIDATE, ModelSpec, Table
 from embark.spec.tasks import Task
 
-DenseTransform = Literal["mlperf", "log", "none"]
 IdMethod = Literal["hash", "frequency"]
 _MAX_IDS = 1 << 31
 PLAIN = PrepareSpec(missing=("",))
@@ -34,26 +34,6 @@ def plain_options(data: DataSpec, **changes: Any) -> PrepareSpec:
     names = ("decimal", "encoding", "label_above", "label_is", "time_unit")
     own = {name: getattr(data.prepare, name) for name in names}
     return PLAIN.model_copy(update=own | changes)
-
-
-def dense_transform(features: FeaturesSpec, schema: Schema) -> DenseTransform:
-    """Return the transform that `auto` means for this input."""
-    if features.numbers in ("mlperf", "log", "none"):
-        return features.numbers
-    return "mlperf" if schema.format == "criteo" else "log"
-
-
-def transform_dense(dense: Floats, method: DenseTransform) -> None:
-    """Transform the array in place. A missing value counts as 0 first, as in the MLPerf reference."""
-    np.copyto(dense, 0, where=np.isnan(dense))
-    if method == "mlperf":
-        np.maximum(dense, np.float32(-2), out=dense)
-        dense += np.float32(3)
-        np.log(dense, out=dense)
-    elif method == "log":
-        size = np.abs(dense)
-        np.log1p(size, out=size)
-        np.copysign(size, dense, out=dense)
 
 
 def id_methods(prepare: PrepareSpec, schema: Schema) -> tuple[IdMethod, ...]:
@@ -131,7 +111,7 @@ class IdMap:
 class RowEncoder:
     """Encodes raw rows as the data was prepared, in evaluation and in serving."""
 
-    dense: DenseTransform
+    numbers: Numbers
     layout: Layout
     maps: tuple[IdMap, ...]  # One for each feature of the layout.
     plain_ids: Literal["refuse", "clip"] | None = None
@@ -145,7 +125,7 @@ class RowEncoder:
         return Rows(raw.label, self._transformed(raw.dense), ids, raw.lengths)
 
     def _transformed(self, dense: Floats) -> Floats:
-        transform_dense(dense, self.dense)
+        dense = self.numbers.encode(dense)
         return dense if self.layout.dense_bits == 32 else dense.astype(np.float16).astype(np.float32)
 
     def _ids_of(self, one: IdMap, keys: Keys, is_missing: Mask | None) -> Array:
@@ -239,10 +219,11 @@ def by_rising_key(keys: Keys, rows: Int32s) -> tuple[Keys, Int32s]:
 
 
 def plain_row_format(
-    model: ModelSpec, data: DataSpec, prepared: Layout | None = None, *, has_words: bool = True
+    model: ModelSpec, data: DataSpec, prepared: Layout | None = None, *, has_words: bool = True, fitted: str = "",
 ) -> tuple[Schema, PrepareSpec, RowEncoder]:
     """Describe rows that hold ids, as data that was made has them, or a file of `data.kind = "columns"`. `has_words`:
-    the ids of dynamic tables are hashes of what the cells hold, not the numbers themselves."""
+    the ids of dynamic tables are hashes of what the cells hold, not the numbers themselves. `fitted`: the state of the
+    numbers' transforms."""
     tables = model.scored_features()
     if len({table.name for table in tables}) < len(tables):
         raise UserError(f"a feature is called {CANDIDATE!r}, as the column of the item that is scored is",
@@ -255,7 +236,7 @@ def plain_row_format(
     maps = tuple(IdMap(column, feature, None, None, feature.rows)
                  for column, feature in zip(schema.sparse, layout.features, strict=True))
     return schema, plain_options(data), RowEncoder(
-        "none", layout, maps, data.on_bad_id, model.features_of_any_number, same_lengths_of(model))
+        numbers_of(fitted, names), layout, maps, data.on_bad_id, model.features_of_any_number, same_lengths_of(model))
 
 
 def plain_schema(tables: Sequence[Table], dense: tuple[str, ...], data: DataSpec, tasks: tuple[Task, ...], *,

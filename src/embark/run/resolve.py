@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from embark.data import SampleSource, open_training_source, resolve_from_data
 from embark.errors import Mistake, SpecError, conflict
+from embark.features.numbers import CODES
 from embark.model.steps import num_steps_of, steps_per_epoch
 from embark.run.identity import Identity, identity_of
 from embark.run.trainer import World
@@ -46,7 +47,7 @@ def resolve_run(spec: RunSpec, world: World | None = None, *, allocate: Allocate
         spec = spec.model_copy(update={"store": spec.store.model_copy(update={"accept_changes": ()})})
     spec = resolve_from_data(spec)
     source = open_training_source(spec, allocate=allocate)
-    spec = with_train_defaults(spec, source.num_train_samples)
+    spec = _with_fitted(with_train_defaults(spec, source.num_train_samples), source)
     if world:
         check_against(spec, world)
     num_steps = num_steps_of(spec.train, source.num_train_samples)
@@ -55,6 +56,15 @@ def resolve_run(spec: RunSpec, world: World | None = None, *, allocate: Allocate
         steps_per_epoch=steps_per_epoch(source.num_train_samples, spec.train.batch_size),
         identity=identity_of(spec, source, num_steps, world),
     )
+
+
+def _with_fitted(spec: RunSpec, source: SampleSource) -> RunSpec:
+    """Write the state of the numbers' transforms into the spec, with which it travels to whatever scores rows."""
+    numbers = getattr(source, "numbers", None)
+    if numbers is None or all(code.is_plain for code in numbers.codes):
+        return spec
+    fitted = CODES.dump_json(numbers.codes).decode()
+    return spec.model_copy(update={"features": spec.features.model_copy(update={"fitted": fitted})})
 
 
 def resolve_evaluation(spec: RunSpec, world: World) -> RunSpec:

@@ -297,7 +297,8 @@ class Traffic:
 
     def _count_rows(self, artifact: Artifact, raw: RawRows) -> None:
         reference, encoder = artifact.reference, artifact.encoder
-        missing = dict(zip(encoder.layout.dense, np.isnan(raw.dense).sum(axis=0), strict=True))
+        missing = {name: num for code, num in zip(encoder.numbers.codes, np.isnan(raw.dense).sum(axis=0), strict=True)
+                   for name in code.names}
         missing |= {feature.name: 0 if one is None else one.sum()
                     for feature, one in zip(encoder.layout.features, raw.is_missing, strict=True)}
         counts = self._counts[artifact.version]

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
 from embark.errors import Mistake, conflict
-from embark.spec.features import LEGACY_OPTIONS
 from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
 from embark.spec.user_code import CUSTOM_KIND, is_custom
 
@@ -48,7 +47,7 @@ def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                        "name their column in data.time_column")
 
 
-REMOVED_OPTIONS = frozenset({"new_ids", "split_column", *LEGACY_OPTIONS})
+REMOVED_OPTIONS = frozenset({"new_ids", "split_column"})
 """Fields that the records of earlier data and artifacts have, and `[data]` has no more."""
 
 

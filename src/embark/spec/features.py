@@ -21,8 +21,8 @@ NumberTransform = Literal["standardize", "quantiles", "piecewise_linear", "log",
 class ColumnFeatures(Section):
     """`[features.columns.NAME]`: what differs for one column."""
 
-    transform: Literal["auto", "buckets"] | NumberTransform | None = None
-    """In place of `features.numbers`; `buckets`: the column becomes a table with a row for each quantile bucket."""
+    transform: Literal["auto"] | NumberTransform | None = None
+    """In place of `features.numbers`."""
     missing_flag: bool | None = None
     """In place of `features.missing_flags`."""
     num_buckets: int | None = Field(default=None, ge=2, le=1024)
@@ -68,9 +68,11 @@ class FeaturesSpec(Section):
     """Add a value beside each number column that is 1 where the column has none, else 0. `auto`: for columns with
     missing values, except with `mlperf` and `none`. A missing number itself counts as the mean."""
     num_buckets: PositiveInt = Field(default=16, ge=2, le=1024)
-    """Quantile buckets of `piecewise_linear` and `buckets`."""
+    """Quantile buckets of `piecewise_linear`."""
     columns: Annotated[dict[str, ColumnFeatures], AfterValidator(FeatureColumns)] = Field(default=FeatureColumns())
     """Settings of single columns, by name."""
+    fitted: str = Field(default="", max_length=10_000_000)
+    """Means, scales and boundaries of `data.kind = "columns"`, which a run computes and which travel with its spec."""
 
     @property
     def times(self) -> dict[str, tuple[TimePart, ...]]:
@@ -115,8 +117,8 @@ def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                            f'has no effect while data.kind is "{data.kind}"',
                            'set data.kind = "prepared"' if column.parts else "set data.prepare.decimal")
         transform = column.transform or features.numbers
-        if column.num_buckets is not None and transform not in ("auto", "piecewise_linear", "buckets"):
+        if column.num_buckets is not None and transform not in ("auto", "piecewise_linear"):
             yield conflict(f"{where}.num_buckets", column.num_buckets, f'has no effect with "{transform}"',
-                           'leave it out, or set transform = "piecewise_linear" or "buckets"')
+                           'leave it out, or set transform = "piecewise_linear"')
         if name in (data.label, *(task.column for task in spec.model.tasks)):
             yield conflict(where, name, "is the label, and no feature", "leave it out")

@@ -23,7 +23,7 @@ OTHER_FIELDS = frozenset({  # Fields of these sections that do not decide what a
     "data.path", "data.prepare", "data.cache_gb", "data.cache_dir",  # the data's content counts, not where it lies
     "train.num_epochs", "train.num_steps", "train.eval_every", "train.early_stopping_patience",
     "train.early_stopping_metric", "train.early_stopping_min_delta", "train.sharding", "train.memory_reserve",
-    "train.engine",
+    "train.engine", "features.fitted",  # which follows from the data
 })
 LEARNING_FIELDS = frozenset(f"{name}.{field}" for name, section in (
     ("model", ModelSpec), ("data", DataSpec), ("features", FeaturesSpec), ("train", TrainSpec))

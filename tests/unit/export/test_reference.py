@@ -35,7 +35,8 @@ def test_raw_rows_of_training_are_counted_as_the_reference_is(exported):
     counts = reference.count(artifact.encoder.encode(raw), artifact.encoder, np.random.default_rng(0))
     assert (reference.rows, reference.num_rows) == ("training", 1_500)  # 40 held-out rows are too few
     assert {(one.kind, one.name) for one in reference.columns} == {
-        ("dense", "price"), ("dense", "seen at_age"), ("ids", "word"), ("ids", "number"), ("ids", "tags"),
+        ("dense", "price"), ("dense", "price_missing"), ("dense", "seen at_age"), ("dense", "seen at_age_missing"),
+        ("ids", "word"), ("ids", "number"), ("ids", "tags"),
         ("length", "tags"), ("ids", "seen_at_hour"), ("ids", "seen_at_weekday")}
     for column, now in zip(reference.columns, counts, strict=True):
         assert len(column.labels) == len(column.counts)
@@ -43,8 +44,8 @@ def test_raw_rows_of_training_are_counted_as_the_reference_is(exported):
             assert now.tolist() == list(column.counts), column.name
             assert sum(column.counts) == 1_500
     price = next(one for one in reference.columns if one.name == "price")
-    is_none = [row[3] in ("", "nan", "0") for row in rows]
-    assert price.labels[0] == "missing or 0"
+    is_none = [row[3] in ("", "nan") for row in rows]
+    assert price.labels[0] == "missing"
     assert price.counts[0] == sum(is_none)
 
 

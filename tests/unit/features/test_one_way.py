@@ -16,6 +16,7 @@ import pytest
 
 from embark.data import open_source
 from embark.data.loader import Batch
+from embark.data.prepare.earlier_ids import EarlierIds
 from embark.data.prepare.inputs import open_inputs
 from embark.data.prepare.later_rows import PreparedWith, schema_in, write_later_rows
 from embark.data.prepare.prepare import prepare, prepare_from_spec
@@ -69,8 +70,9 @@ def spec_of(folder: Path, file: Path) -> RunSpec:
             {"name": "tags", "rows": 1_000_003, "multi_hot": 4}, {"name": "at_hour", "rows": 25}]},
         "data": {"kind": "prepared", "path": str(folder), "dense_columns": ["number", "price"], "eval_fraction": 1e-9,
                  "prepare": {"input": [str(file)], "sparse_columns": ["user", "item"], "list_columns": ["tags"],
-                             "list_delimiter": "|", "time_columns": {"at": ["hour"]}, "dense": "none",
+                             "list_delimiter": "|", "time_columns": {"at": ["hour"]},
                              "max_bad_share": 0.9, "time_unit": "s"}},
+        "features": {"numbers": "none"},
         "stream": {"source": "files", "path": str(folder)}, "train": {"batch_size": 1},
     })
 
@@ -110,7 +112,8 @@ def prepared(data: Path, file: Path, out: Path) -> Answers:
     inputs, files = open_inputs(str(file))
     before = prepared_with(data)
     schema = schema_in(before.schema, before.prepare, inputs, files)
-    return of_files(out, prepare(spec_of(out, file), schema, inputs, files, out).manifest)
+    # Numbers have the statistics of the data.
+    return of_files(out, prepare(spec_of(out, file), schema, inputs, files, out, earlier=EarlierIds(before)).manifest)
 
 
 def prepared_with(data: Path) -> PreparedWith:

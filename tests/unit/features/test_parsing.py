@@ -127,7 +127,8 @@ def test_a_decimal_sign_is_guessed_where_only_one_can_be_meant(texts, sign):
 def test_columns_of_decimal_commas_are_numbers_and_say_so(tmp_path):
     path, inputs = tmp_path / "rows.csv", Inputs()
     path.write_text("label;price;shop;odd\n" + "".join(
-        f"{index % 2};{index // 7},{index % 90:02};shop {index % 5};{index % 9 + 1},{index:03}\n" for index in range(400)))
+        f"{index % 2};{index // 7},{index % 90:02};shop {index % 5};{index % 9 + 1},{index:03}\n"
+        for index in range(400)))
     spec = resolve({"data": {"kind": "prepared", "path": "x", "prepare": {"input": str(path)}}})
     schema = guess_schema(spec, inputs, inputs.find(str(path)))
     assert (schema.dense, schema.decimals) == (("price",), {"price": ","})
@@ -142,7 +143,8 @@ def test_files_in_memory_have_the_decimal_sign_that_is_said(tmp_path):
     (tmp_path / "rows.csv").write_text("label;price;item\n" + "1;2,5;1\n0;1.000,25;2\n" * 5)
     data = {"kind": "columns", "path": str(tmp_path / "rows.csv"), "dense_columns": ["price"], "eval_fraction": 1e-9}
     model = {"num_dense": 1, "tables": [{"name": "item", "rows": 3}]}
-    source = open_source(resolve({"model": model, "data": data | {"prepare": {"decimal": ","}}}))
+    plain = {"numbers": "none", "missing_flags": False}
+    source = open_source(resolve({"model": model, "data": data | {"prepare": {"decimal": ","}}, "features": plain}))
     assert set(source.train_rows(0, 0, 10).dense[:, 0].tolist()) == {2.5, 1000.25}
     with pytest.raises(DataError, match="'2,5' is not a number"):
         open_source(resolve({"model": model, "data": data}))

@@ -6,6 +6,7 @@ dense transform, the tables in the same order.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -118,7 +119,7 @@ class EarlierIds:
         for what, before, now in (
             ("Criteo's own format", old.format == "criteo", schema.format == "criteo"),
             ("dense columns", _listed(old.dense_names), _listed(schema.dense_names)),
-            ("features.numbers", self.before.features.numbers, spec.features.numbers),
+            ("features", *(json.dumps(one.model_dump(mode="json")) for one in (self.before.features, spec.features))),
             ("features that share a table", _sharing(self.before.manifest.settings.get(SHARED, {})),
              _sharing(shared_tables(spec.model))),
         ):

@@ -19,14 +19,15 @@ from embark.data.prepare.sampling import Sample, take_sample
 from embark.data.prepare.tasks import open_reader
 from embark.data.prepared import MANIFEST, Manifest, PartWriter, Split
 from embark.data.prepared.cache import local_folder
-from embark.data.prepared.manifest import Size
+from embark.data.prepared.manifest import NUMBERS, Size
 from embark.errors import DataError, nearest
 from embark.features.arrays import Array
-from embark.features.encoding import IdMap, RowEncoder, dense_transform
+from embark.features.encoding import IdMap, RowEncoder
 from embark.features.layout import REPAIR, Feature
+from embark.features.numbers import Numbers, recorded_numbers
 from embark.features.schema import Schema
 from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
-from embark.spec.features import FeaturesSpec, legacy_features
+from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, legacy_features
 from embark.store import open_store
 from embark.store.object_store import normalize_path
 
@@ -74,7 +75,7 @@ class PreparedWith:
             schema = _SCHEMA.validate_python(settings["schema"])
             _ID_MAPS.validate_python(settings["id_maps"])
             said = {key: value for key, value in settings["prepare"].items()
-                    if key not in ("ids", "format", *REMOVED_OPTIONS)}
+                    if key not in ("ids", "format", *LEGACY_OPTIONS, *REMOVED_OPTIONS)}
             prepare = PrepareSpec.model_validate(said)
             features = FeaturesSpec.model_validate(settings.get("features") or legacy_features(settings["prepare"]))
         except (ValidationError, KeyError, AttributeError) as error:
@@ -82,10 +83,15 @@ class PreparedWith:
                             fix="prepare the data again, with this version of Embark") from None
         return PreparedWith(path, manifest, schema, prepare, features)
 
+    @property
+    def numbers(self) -> Numbers:
+        """How numbers become dense values; the manifests of earlier Embark name a transform without a state."""
+        return recorded_numbers(self.manifest.settings.get(NUMBERS), self.features, self.schema.dense_names)
+
     def row_encoder(self) -> RowEncoder:
         """Read all id maps and compare them with their checksums."""
         layout = self.manifest.layout
-        return RowEncoder(dense_transform(self.features, self.schema), layout,
+        return RowEncoder(self.numbers, layout,
                           tuple(self.id_map(feature) for feature in layout.features))
 
     def id_map(self, feature: Feature) -> IdMap:

@@ -26,11 +26,12 @@ from embark.data.prepare.splits import (
     newest_starts,
     time_split_record,
 )
-from embark.data.prepare.tasks import PREPARING, Journal, Kind, Preparation, Task
+from embark.data.prepare.tasks import PREPARING, Journal, Kind, Preparation, Task, open_reader
 from embark.data.prepared.manifest import (
     EARLIER,
     IDS,
     MANIFEST,
+    NUMBERS,
     SHARED,
     SPLITS,
     TIME_SPLIT,
@@ -43,6 +44,7 @@ from embark.data.workers import WorkerPool
 from embark.errors import DataError, UserError
 from embark.features.encoding import IdMethod, id_methods
 from embark.features.layout import Layout
+from embark.features.numbers import Numbers, NumberSample, fit_numbers, fixed_numbers
 from embark.features.schema import TIME_ROWS, Schema
 from embark.spec.run import RunSpec
 from embark.store import write_atomic
@@ -51,6 +53,7 @@ from embark.store.errors import writing
 SEGMENT_BYTES = 96 << 20
 MIN_SEGMENT_BYTES = 8 << 20
 SMALL_BYTES = 16 << 20  # Input that is prepared before another process has started.
+_PREVIEW_BYTES = 1 << 20
 _REVISION = 3  # Version of how rows are made of the input; a journal of another one is of no use.
 Record = dict[str, Any]
 
@@ -108,7 +111,7 @@ class PrepareResult:
 
 def preview(spec: RunSpec) -> Preview:
     """Say what each column is taken for, and how rows, ids and memory are handled. Nothing is written."""
-    spec, schema, _, files, earlier = _open_inputs(spec)
+    spec, schema, inputs, files, earlier = _open_inputs(spec)
     prepare, methods = spec.data.prepare, _methods(spec, schema, earlier)
     splits = {
         "fraction": f"random: {spec.data.eval_fraction:g} to validation, {prepare.test_fraction:g} to test",
@@ -121,11 +124,29 @@ def preview(spec: RunSpec) -> Preview:
            "frequency": f"by frequency: 0 for what is missing{rare}, then by descending count"}
     if earlier:
         ids["frequency"] = f"as in {earlier.path}; new values get new rows"
+    schema = _with_transforms(spec, schema, inputs, files, earlier)
     return Preview(schema, schema.to_toml(prepare, spec.features), files, splits,
                    "; ".join(ids[method] for method in dict.fromkeys(
                        method for method, column in zip(methods, schema.sparse, strict=True)
                        if column.kind not in TIME_ROWS and not column.weights_of)),
                    plan_budget(prepare, schema, has_runs="frequency" in methods))
+
+
+def _with_transforms(
+    spec: RunSpec, schema: Schema, inputs: Inputs, files: Sequence[InputFile], earlier: EarlierIds | None
+) -> Schema:
+    """Return the schema with the transform of each number column as the reason for its role, by the first rows."""
+    numbers = earlier.before.numbers if earlier else _fixed_numbers(spec, schema)
+    if numbers is None:
+        reader = open_reader(schema.without_split(), spec.data.prepare, inputs)
+        found = NumberSample.none(len(schema.dense_names))
+        for raw in reader.read(reader.segments(files[0], MIN_SEGMENT_BYTES)[0], _PREVIEW_BYTES):
+            found = NumberSample.of(spec.data.seed, 0, raw.positions, raw.dense)
+            break
+        numbers = fit_numbers(spec.features, schema.dense_names, found, may_add=_may_add(spec))
+    why = {code.column: "; ".join(filter(None, (schema.why.get(code.column, ""), code.describe())))
+           for code in numbers.codes if code.column in schema.dense}
+    return replace(schema, why={**schema.why, **why})
 
 
 def prepare_from_spec(
@@ -149,6 +170,15 @@ def _open_inputs(spec: RunSpec) -> tuple[RunSpec, Schema, Inputs, list[InputFile
     return spec, earlier.aligned(spec, guess_schema(spec, inputs, files)), inputs, files, earlier
 
 
+def _fixed_numbers(spec: RunSpec, schema: Schema) -> Numbers | None:
+    return fixed_numbers(spec.features, schema.dense_names, is_criteo=schema.format == "criteo")
+
+
+def _may_add(spec: RunSpec) -> bool:
+    """Tell whether a column may become several dense values unasked: not where the spec says how many there are."""
+    return "num_dense" not in spec.model.model_fields_set and not spec.model.two_tower.num_item_dense
+
+
 def _methods(spec: RunSpec, schema: Schema, earlier: EarlierIds | None) -> tuple[IdMethod, ...]:
     return earlier.methods(schema) if earlier else id_methods(spec.data.prepare, schema)
 
@@ -164,7 +194,8 @@ def prepare(
     check_splits(spec.data, files)
     began_s, input_bytes = time.monotonic(), sum(file.size_bytes for file in files)
     methods = _methods(spec, schema, earlier)
-    budget = plan_budget(spec.data.prepare, schema, has_runs="frequency" in methods)
+    numbers = earlier.before.numbers if earlier else _fixed_numbers(spec, schema)
+    budget = plan_budget(spec.data.prepare, schema, has_runs="frequency" in methods or numbers is None)
     settings = settings_of(spec, schema, files, out, earlier)
     with writing(out, "data.path"), MemoryMonitor() as memory, Journal(out) as journal:
         if fresh:
@@ -173,7 +204,7 @@ def prepare(
         if complete is None:
             journal.begin(settings)
             known = earlier.fetch(journal.directory / "earlier") if earlier else {}
-            work = Preparation(spec, schema, inputs, out, budget, methods, known=known)
+            work = Preparation(spec, schema, inputs, out, budget, methods, known=known, numbers=numbers)
             run = _Run(work, files, journal, ProgressReporter(on_progress, memory))
             manifest = run.prepare(settings)
             run.progress.end()
@@ -197,7 +228,9 @@ def settings_of(
              if key not in ("why", "examples") and (key != "labels" or value)}
     roles["sparse"] = [{key: value for key, value in column.items() if key != "weights_of" or value}
                        for column in roles["sparse"]]
-    methods = {"ids": list(_methods(spec, schema, earlier))}
+    numbers = _fixed_numbers(spec, schema)
+    is_mlperf = numbers is not None and bool(numbers.codes)
+    methods = {**({"dense": "mlperf"} if is_mlperf else {}), "ids": list(_methods(spec, schema, earlier))}
     return json.loads(json.dumps({  # type: ignore[no-any-return]
         "revision": _REVISION,
         "schema": roles,
@@ -235,10 +268,15 @@ class _Run:
             if not bad.num_rows:
                 raise DataError(f"{self.files[0].uri}: has no rows" if len(self.files) == 1 else "no file has any rows",
                                 fix="data.prepare.input must name a file with at least one row")
-            written, layout, id_maps = records, self.work.layout(), self._id_maps()
+            written, id_maps = records, self._id_maps()
+            numbers = self.work.numbers
+            if numbers is None:
+                numbers = self._fitted([self.work.sample_file(task.name) for task in tasks])
             if self.work.numbered:
                 id_maps = self._id_maps(self._do(pool, "numbering ids", self._number_tasks(records)))
-                layout = self.work.layout([about["rows"] for about in id_maps.values()])
+            layout = replace(self.work.layout([about["rows"] for about in id_maps.values()]), dense=numbers.names)
+            if self._is_staged:
+                tasks = [replace(task, numbers=numbers if self.work.numbers is None else None) for task in tasks]
                 written = self._do(pool, "writing", self._write_tasks(tasks, records, layout))
         parts = {split: tuple(Part(**part) for record in written for part in record["parts"][split])
                  for split in SPLITS}
@@ -247,17 +285,30 @@ class _Run:
         recorded = {TIME_SPLIT: time_split_record(self.work.spec.data, starts)} if starts else {}
         manifest = Manifest(
             layout, parts, self.work.schema.label,
-            settings=_without_files(settings) | {"id_maps": id_maps} | recorded, sources=tuple(sources),
-            bad_rows=bad.to_json(),
+            settings=_without_files(settings) | {"id_maps": id_maps, **self._state(numbers)} | recorded,
+            sources=tuple(sources), bad_rows=bad.to_json(),
         )
         if not manifest.num_rows("train"):
             raise DataError("no row of the input is for training", fix="check data.prepare.split and what it needs")
         write_atomic(self.work.out / MANIFEST, manifest.to_text())
         return manifest
 
+    @property
+    def _is_staged(self) -> bool:
+        """Whether something must be known of all rows before they can be written."""
+        return bool(self.work.numbered) or self.work.numbers is None
+
+    def _fitted(self, samples: Sequence[Path]) -> Numbers:
+        """Compute the state of the numbers' transforms from the segments' samples of training rows."""
+        schema, spec = self.work.schema, self.work.spec
+        found = NumberSample.none(len(schema.dense_names))
+        for path in samples:
+            found = NumberSample.join([found, NumberSample.read(path)])
+        return fit_numbers(spec.features, schema.dense_names, found, may_add=_may_add(spec))
+
     def _segment_tasks(self, segment_bytes: int) -> list[Task]:
         reader = self.work.reader()
-        kind: Kind = "stage" if self.work.numbered else "read"
+        kind: Kind = "stage" if self._is_staged else "read"
         tasks = []
         for index, file in enumerate(self.files):
             segments = reader.segments(file, segment_bytes)
@@ -295,6 +346,13 @@ class _Run:
                 by_file = self._by_file(done, [records[task.name] for task in done])
                 BadRows.collect(self.files, by_file).check(max_share)
         return [records[task.name] for task in tasks]
+
+    @staticmethod
+    def _state(numbers: Numbers) -> Record:
+        """Return what the manifest records of the transforms; nothing of those without a state."""
+        if all(code.is_plain for code in numbers.codes):
+            return {}
+        return {NUMBERS: json.loads(json.dumps([asdict(code) for code in numbers.codes]))}
 
     def _by_file(self, tasks: Sequence[Task], records: Sequence[Record]) -> list[list[Record]]:
         """Return the segments' records of each file, in order."""
@@ -334,7 +392,7 @@ def _complete_already(out: Path, settings: dict[str, Any]) -> Manifest | None:
     if not path.exists():
         return None
     manifest = Manifest.from_text(path.read_text(), str(path))
-    was = {key: value for key, value in manifest.settings.items() if key not in ("id_maps", TIME_SPLIT)}
+    was = {key: value for key, value in manifest.settings.items() if key not in ("id_maps", TIME_SPLIT, NUMBERS)}
     if was != _without_files(settings) or _versions(manifest.sources) != _versions(settings["files"]):
         raise UserError(f"{out}: holds data that was prepared from other files or with other settings",
                         fix="--fresh removes it and starts over, or set another data.path")

@@ -24,8 +24,9 @@ from embark.data.prepared.parts import PartWriter
 from embark.data.workers import Report
 from embark.errors import UserError
 from embark.features.arrays import Array, Bytes, Int32s
-from embark.features.encoding import IdMethod, dense_transform, hash_ids, transform_dense, weights_of_keys
+from embark.features.encoding import IdMethod, hash_ids, weights_of_keys
 from embark.features.layout import Feature, Layout, Rows
+from embark.features.numbers import Numbers, NumberSample
 from embark.features.rows import RawRows
 from embark.features.schema import Schema
 from embark.formatting import shortlist, to_one_line
@@ -55,6 +56,7 @@ class Task:
     layout: Layout | None = None  # The layout of the written parts.
     starts: tuple[int, ...] = ()
     """The position of the segment's first key among those of all segments, for each numbered column."""
+    numbers: Numbers | None = None  # How the written parts have numbers.
     split_starts: tuple[int, ...] = ()  # Times at which validation and test begin in a split by time.
 
     @property
@@ -74,6 +76,7 @@ class Preparation:
     id_methods: tuple[IdMethod, ...]
     segment_names: tuple[str, ...] = ()
     known: Mapping[str, id_numbering.KnownIds] = field(default_factory=dict)  # Ids of earlier data, by column.
+    numbers: Numbers | None = None  # None: they are fitted to the training rows first.
 
     def do(self, task: Task, report: Report) -> Callable[[], dict[str, Any]]:
         """Do the task; calling what is returned waits for the disk and writes the record, which makes it done."""
@@ -93,7 +96,8 @@ class Preparation:
         num_rows = [*num_rows, *(1 for column in self.schema.sparse if column.weights_of)]
         features = (Feature(column.name, num, column.max_ids if column.is_list else 1, column.is_list,
                             column.weights_of) for column, num in zip(self.schema.sparse, num_rows, strict=True))
-        return Layout(self.schema.dense_names, tuple(features), self.spec.data.prepare.dense_bits,
+        dense = self.schema.dense_names if self.numbers is None else self.numbers.names
+        return Layout(dense, tuple(features), self.spec.data.prepare.dense_bits,
                       tuple(label.name for label in self.schema.labels))
 
     @property
@@ -108,6 +112,10 @@ class Preparation:
     def times_file(self, segment: str) -> Path:
         """Return the file of the times of a segment's rows, as int64."""
         return self._runs_directory / f"{segment}.times"
+
+    def sample_file(self, segment: str) -> Path:
+        """Return the file of cells of a segment's training rows."""
+        return self._runs_directory / f"{segment}.numbers"
 
     @property
     def _runs_directory(self) -> Path:
@@ -137,11 +145,18 @@ class Preparation:
         """Write rows to runs: their ids are known when all are counted."""
         writer, counts = id_numbering.RunWriter(self._runs_directory, task.name), SegmentCounts()
         waiting: list[RawRows] = []
+        sample = NumberSample.none(len(self.schema.dense_names))
         for raw in self._portions(task, counts, report):
             waiting.append(raw)
+            if self.numbers is None:
+                is_train = raw.split == TRAIN
+                sample = NumberSample.join([sample, NumberSample.of(
+                    self.spec.data.seed, task.file_index, raw.positions[is_train], raw.dense[is_train])])
             if sum(map(len, waiting)) >= self.budget.run_rows:
                 self._end_run(writer, waiting)
         self._end_run(writer, waiting)
+        if self.numbers is None:
+            sample.write(self.sample_file(task.name))
         return lambda: counts.to_json() | {"runs": writer.close()}
 
     def _end_run(self, writer: id_numbering.RunWriter, waiting: list[RawRows]) -> None:
@@ -201,17 +216,18 @@ class Preparation:
                 np.concatenate([[0], next(tables[i])]).astype(feature.id_dtype)[values] if i in tables else values
                 for i, (feature, values) in enumerate(zip(layout.features, rows.ids, strict=True))
             )
-            writers.add(replace(rows, ids=ids), split)
+            dense = task.numbers.encode(rows.dense) if task.numbers else rows.dense
+            writers.add(replace(rows, ids=ids, dense=dense), split)
             report(len(rows), 0, 0)
         return lambda: {"parts": writers.close()}
 
     def _portions(self, task: Task, counts: SegmentCounts, report: Report) -> Iterator[RawRows]:
-        """Yield rows of the segment with their split, their dense values transformed."""
+        """Yield rows of the segment with their split, their dense values transformed if nothing must be known first."""
         assert task.segment is not None
-        method = dense_transform(self.spec.features, self.schema)
         for raw in self._raw_portions(task, report):
             counts.add(raw)
-            transform_dense(raw.dense, method)
+            if self.numbers is not None:
+                raw = replace(raw, dense=self.numbers.encode(raw.dense))
             if len(raw):
                 split = assign_splits(self.spec.data, task.file_index, task.segment, raw, task.split_starts)
                 yield replace(raw, split=split, time=None)

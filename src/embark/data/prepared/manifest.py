@@ -22,6 +22,7 @@ from embark.store.object_store import normalize_path
 MANIFEST = "manifest.json"
 IDS = "ids"  # Folder of the maps from keys to ids, beside the data.
 EARLIER = "id_map_from"  # A key of the settings: the fingerprint of the data whose ids were kept.
+NUMBERS = "numbers"  # A key of the settings: the state of the transforms of numbers.
 TIME_SPLIT = "time_split"  # A key of the settings: the column of a split by time, and where validation and test begin.
 SHARED = "shared_tables"  # A key of the settings: features that look up the table of another one.
 VERSION = 1
@@ -88,6 +89,8 @@ class Manifest:
                  "id_maps": self.settings.get("id_maps")}
         if self.time_split:
             value[TIME_SPLIT] = self.time_split
+        if NUMBERS in self.settings:
+            value[NUMBERS] = self.settings[NUMBERS]
         return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
     def to_text(self) -> str:

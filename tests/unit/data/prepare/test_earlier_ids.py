@@ -136,7 +136,7 @@ def test_maps_of_an_object_store_are_brought_here_and_checked(folder, monkeypatc
 @pytest.mark.parametrize(("sets", "message"), [
     (("data.prepare.sparse_columns=['user']",), "tables: user, item, tags there, user here"),
     (("data.dense_columns=['price', 'age']",), "dense columns: price there, price, age here"),
-    (("features.numbers=none",), "features.numbers: auto there, none here"),
+    (("features.numbers=none",), 'features: {} there, {"numbers": "none"} here'),
     (("model.tables=[{name='user', rows=50}, {name='item', rows=90}, {name='tags', rows=9, multi_hot=4}]",),
      r"user: 81 rows there, 50 in \[model\]"),
 ])

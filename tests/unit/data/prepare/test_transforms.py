@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from embark.data.prepare.inputs import InputFile
 from embark.data.prepare.rows import Segment
 from embark.data.prepare.splits import assign_splits, check_splits
 from embark.errors import DataError
-from embark.features.encoding import dense_transform, transform_dense
+from embark.features.numbers import Numbers, NumberSample, fit_numbers, fixed_numbers
 from embark.features.rows import RawRows
 from embark.spec.features import FeaturesSpec
 
@@ -70,15 +69,80 @@ VALUES = [0.0, 1.0, -1.0, -2.0, -3.0, -1e6, 5.0, 12345678.0, 1e10, math.nan]
     ("log", lambda x: math.copysign(math.log(1 + abs(x)), x)),
     ("none", lambda x: x),
 ])
-def test_the_formula_holds(how, formula):
-    got = np.array([VALUES], np.float32)
-    transform_dense(got, how)
+def test_the_formula_of_earlier_data_holds(how, formula):
+    got = Numbers.plain(how, ["x"]).encode(np.array([VALUES], np.float32).T)
     assert got.dtype == np.float32
     wanted = [formula(0.0 if math.isnan(x) else x) for x in VALUES]
-    assert got[0].tolist() == pytest.approx(wanted, rel=1e-6, abs=1e-7)
+    assert got[:, 0].tolist() == pytest.approx(wanted, rel=1e-6, abs=1e-7)
 
 
-def test_auto_is_mlperf_for_criteo_and_log_for_others(criteo):
-    assert dense_transform(FeaturesSpec(), criteo.schema()) == "mlperf"
-    assert dense_transform(FeaturesSpec(), replace(criteo.schema(), format="csv")) == "log"
-    assert dense_transform(FeaturesSpec(numbers="none"), criteo.schema()) == "none"
+def fitted(values: list[float], may_add: bool = True, **features: object) -> Numbers:
+    cells = np.array([values], np.float32).T
+    sample = NumberSample.of(1, 0, np.arange(len(cells)), cells)
+    return fit_numbers(FeaturesSpec.model_validate(features), ["x"], sample, may_add=may_add)
+
+
+def encoded(numbers: Numbers, *cells: float) -> list[list[float]]:
+    return numbers.encode(np.array([cells], np.float32).T).tolist()
+
+
+def test_auto_is_mlperf_for_criteo_and_the_spec_decides_for_others():
+    assert fixed_numbers(FeaturesSpec(), ["x"], is_criteo=True) == Numbers.plain("mlperf", ["x"])
+    assert fixed_numbers(FeaturesSpec(), ["x"], is_criteo=False) is None
+    assert fixed_numbers(FeaturesSpec(numbers="mlperf"), ["x"], is_criteo=False) == Numbers.plain("mlperf", ["x"])
+
+
+@pytest.mark.parametrize(("values", "transform"), [
+    (list(range(18, 92)), "standardize"), ([0, 1] * 50, "standardize"), ([-5.0, 1e6] * 50, "standardize"),
+    ([0.0] * 90 + [10.0 ** i for i in range(10)], "log"), ([math.exp(i / 20) for i in range(200)], "log"),
+])
+def test_auto_takes_the_logarithm_of_amounts_with_a_long_tail(values, transform):
+    code, = fitted(values).codes
+    assert code.transform == transform
+    got = fitted(values).encode(np.array([values], np.float32).T)
+    assert abs(got.mean()) < 0.2
+    assert 0.4 < got.std() < 1.2
+
+
+def test_a_missing_number_is_the_mean_and_has_a_flag():
+    numbers = fitted([1, 2, 3, 4, math.nan])
+    assert numbers.names == ("x", "x_missing")
+    assert encoded(numbers, math.nan, 2.5) == [[0, 1], [0, 0]]
+    assert fitted([1, 2, 3, 4]).names == fitted([1, math.nan], missing_flags=False).names == ("x",)
+    assert fitted([1, math.nan], may_add=False).names == ("x",)
+    assert encoded(fitted([1, 2, 3, math.nan], numbers="none", missing_flags=False), math.nan) == [[2]]
+
+
+def test_an_outlier_is_cut_and_does_not_scale_the_others():
+    numbers = fitted([*range(5_000), 1e30], numbers="standardize")
+    assert encoded(numbers, 1e38, -1e38) == [[8], [-8]]
+    assert encoded(numbers, 4_000)[0][0] == pytest.approx(1.04, abs=0.05)
+
+
+def test_piecewise_linear_says_how_far_a_number_is_through_each_bin():
+    numbers = fitted([0, 1, 2, 3, 4], numbers="piecewise_linear", num_buckets=2)
+    assert numbers.names == ("x_bin_1", "x_bin_2")
+    assert encoded(numbers, -9, 1, 2, 3, 9) == [[0, 0], [0.5, 0], [1, 0], [1, 0.5], [1, 1]]
+
+
+def test_quantiles_are_the_share_of_rows_below():
+    numbers = fitted(list(range(101)), numbers="quantiles")
+    assert [row[0] for row in encoded(numbers, -5, 0, 25, 50, 100, 900)] == pytest.approx([-1, -1, -0.5, 0, 1, 1])
+
+
+def test_clip_cuts_where_the_spec_or_the_percentiles_say():
+    assert encoded(fitted([1, 2, 3], columns={"x": {"transform": "clip", "min": 1.5, "max": 2.5}}), 0, 2, 9) == [
+        [1.5], [2], [2.5]]
+    assert encoded(fitted(list(range(101)), numbers="clip"), -50, 500) == [[1], [99]]
+
+
+def test_a_sample_is_the_same_however_rows_are_cut():
+    cells = np.random.default_rng(0).normal(size=(5_000, 2)).astype(np.float32)
+    cells[7, 1] = np.nan
+    whole = NumberSample.of(3, 0, np.arange(5_000), cells)
+    pieces = [NumberSample.of(3, 0, np.arange(start, min(start + 700, 5_000)), cells[start : start + 700])
+              for start in range(0, 5_000, 700)]
+    joined = NumberSample.join([NumberSample.none(2), *pieces[::-1]])
+    assert np.array_equal(whole.draws, joined.draws)
+    assert np.array_equal(whole.dense, joined.dense, equal_nan=True)
+    assert whole.num_missing.tolist() == joined.num_missing.tolist() == [0, 1]

@@ -102,7 +102,8 @@ def test_a_server_ranks_candidates_given_a_history(train_tiny, log, tmp_path):
             {"item": [9, 9, 3, 17, 4, 5, 6, 7, 8], "at": list(range(9))},
             {"item": [3, 17, 4, 5, 6, 7, 8], "at": list(range(2, 9))}, {"item": [40], "at": [1]})]
 
-    known, empty, unequal, long, newest, outside = while_serving(artifact, use, scorer=RequestScorer(artifact, model.score))
+    scorer = RequestScorer(artifact, model.score)
+    known, empty, unequal, long, newest, outside = while_serving(artifact, use, scorer=scorer)
     assert len(set(known["scores"])) == 3
     assert known["scores"][0] == known["scores"][3]
     assert all(0 < score < 1 for score in known["scores"])
