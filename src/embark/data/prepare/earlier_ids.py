@@ -58,12 +58,15 @@ class EarlierIds:
             names -= {"sparse_columns", "list_columns", "hex_columns", "list_delimiter"}
         prepare = {key: value for key, value in values["prepare"].items() if key in names} | own_prepare
         data = DataSpec.model_validate(values | own | {"prepare": prepare})
-        earlier = self.before.schema.to_features(self.before.prepare, self.before.features)
+        earlier = self._features()
         given = spec.features.model_dump(exclude_unset=True, mode="json")
         columns = earlier.get("columns", {})
         columns |= {name: columns.get(name, {}) | one for name, one in given.get("columns", {}).items()}
         features = FeaturesSpec.model_validate(earlier | given | ({"columns": columns} if columns else {}))
         return spec.model_copy(update={"data": data, "features": features})
+
+    def _features(self) -> dict[str, Any]:
+        return self.before.schema.to_features(self.before.prepare, self.before.features)
 
     def aligned(self, spec: RunSpec, schema: Schema) -> Schema:
         """Return `schema` with the kinds of the earlier columns; refuse it if its ids could not mean the same rows."""
@@ -119,7 +122,8 @@ class EarlierIds:
         for what, before, now in (
             ("Criteo's own format", old.format == "criteo", schema.format == "criteo"),
             ("dense columns", _listed(old.dense_names), _listed(schema.dense_names)),
-            ("features", *(json.dumps(one.model_dump(mode="json")) for one in (self.before.features, spec.features))),
+            ("features", *(json.dumps(one.model_dump(mode="json"))
+                          for one in (FeaturesSpec.model_validate(self._features()), spec.features))),
             ("features that share a table", _sharing(self.before.manifest.settings.get(SHARED, {})),
              _sharing(shared_tables(spec.model))),
         ):

@@ -50,7 +50,8 @@ def in_zone(moment: datetime, index: int) -> datetime:
 
 def spec_of(folder: Path, name: str, prepare: dict | None = None, **data):
     return resolve({"data": {"kind": "prepared", "path": str(folder / "out"), "label": "bought", **data,
-                             "prepare": {"input": str(folder / name), "num_workers": 1, **(prepare or {})}}})
+                             "prepare": {"input": str(folder / name), "num_workers": 1, **(prepare or {})}},
+                    "features": {"numbers": "none", "missing_flags": False}})
 
 
 def write_csv(path: Path, rows: list[dict]) -> None:
@@ -147,6 +148,11 @@ def write_formats(folder: Path, rows: list[dict]) -> None:
                              "listed": pa.array(columns["listed"], pa.date32())}), folder / "rows.parquet")
 
 
+def age(row: dict) -> float | None:
+    """The days since a product was listed."""
+    return row["listed"] and (row["at"] - datetime.combine(row["listed"], datetime.min.time(), UTC)) / timedelta(days=1)
+
+
 def test_csv_json_lines_and_parquet_give_the_rows_of_plain_python(tmp_path, read_rows):
     rows = shop(900)
     write_formats(tmp_path, rows)
@@ -170,9 +176,10 @@ def test_csv_json_lines_and_parquet_give_the_rows_of_plain_python(tmp_path, read
         assert [label for label, _, _ in read] == [row["bought"] for row in some]
         assert [(hour, day) for _, _, (_, (hour,), (day,)) in read] == [
             (row["at"].hour + 1, row["at"].isoweekday()) for row in some]
-        days = [(row["at"] - datetime.combine(row["listed"], datetime.min.time(), UTC)) / timedelta(days=1)
-                if row["listed"] else 0 for row in some]
-        assert [dense for _, (dense,), _ in read] == pytest.approx(np.log1p(days).tolist(), rel=1e-6)
+        days = [age(row) for row in some]
+        mean = np.mean([age(row) for row in splits["train"] if row["listed"]])
+        days = [mean if one is None else one for one in days]
+        assert [dense for _, (dense,), _ in read] == pytest.approx(days, rel=1e-6)
         # The more training rows an item has, the smaller its id; what only newer rows have is no item of its own.
         assert all((item == 0) == (counts[row["item"]] == 0)
                    for row, (_, _, ((item,), _, _)) in zip(some, read, strict=True))
