@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from functools import cache
 
-from embark.spec.time_formats import num_digits, time_pattern
+from embark.spec.time_formats import PACKED, time_pattern
 
 _CLOCKS = ("", "%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
 _DATES = ("%d.%m.%Y", "%d.%m.%y", "%d/%m/%Y", "%m/%d/%Y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d",
@@ -15,6 +15,11 @@ _COMMON = (*(f"{date} {clock}".rstrip() for date in _DATES for clock in _CLOCKS)
 _COMMON_DIGITS = ("%Y%m%d", "%Y%m%d%H", "%y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S")
 _COMMON_YEARS = range(1970, 2070)
 _NEARLY_ALL = 0.99
+
+
+def num_digits(format: str) -> int:
+    """Return how many digits a format of digits alone has, such as `%Y%m%d`; 0 for others."""
+    return sum(4 if part == "Y" else 2 for part in format.split("%")[1:]) if PACKED.fullmatch(format) else 0
 
 
 @cache

@@ -103,8 +103,7 @@ def legacy_features(prepare: Mapping[str, Any]) -> dict[str, Any]:
 def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     """Find conflicts of `[features]` with the data."""
     features, data = spec.features, spec.data
-    times = {name for name in (data.time_column,) if name}
-    if data.kind not in ("columns", "prepared") and not (data.kind == "interactions" and {*features.columns} <= times):
+    if data.kind not in ("columns", "prepared") and not (data.kind == "interactions" and {*features.columns} <= {data.time_column}):
         yield from features.unused("features", type(features).model_fields, f'while data.kind is "{data.kind}"',
                                    "leave it out")
         return

@@ -89,11 +89,8 @@ def task_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         yield from model.unused("model", unused, f'while model.task_head is "{model.task_head}"', "leave it out")
     if model.kind == "two_tower":
         yield conflict("model.tasks", len(tasks), "two towers have one task", "leave it out, or change model.kind")
-    for task in tasks:
-        if any(other.column == task.column and other.label_is != task.label_is for other in tasks):
-            yield conflict("model.tasks", task.name, f"another task of column {task.column!r} has another label_is",
-                           "give both the same")
-            break
+    if len({(task.column, task.label_is) for task in tasks}) > len(label_columns(tasks)):
+        yield conflict("model.tasks", len(tasks), "two of the same column have another label_is", "give both the same")
     names = [task.name for task in tasks]
     for name in sorted({one for one in names if names.count(one) > 1}):
         yield conflict("model.tasks", name, "two tasks have this name", "give each task a unique name")

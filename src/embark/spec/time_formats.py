@@ -9,20 +9,19 @@ _DIGITS = {"Y": "[0-9]{4}", "y": "[0-9]{2}", "m": "1[0-2]|0[1-9]|[1-9]", "d": "3
            "H": "2[0-3]|[01][0-9]|[0-9]", "I": "1[0-2]|0[1-9]|[1-9]", "M": "[0-5][0-9]|[0-9]", "S": "[0-5][0-9]|[0-9]"}
 MONTHS = ("january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
           "december")
-_DAYS = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
 _OTHERS = {
     "f": "[0-9]{1,6}", "p": "(?i:am|pm)", "z": "Z|[+-][0-9]{2}:?[0-9]{2}",
     "b": f"(?i:{'|'.join(name[:3] for name in MONTHS)})", "B": f"(?i:{'|'.join(MONTHS)})",
-    "a": f"(?i:{'|'.join(name[:3] for name in _DAYS)})", "A": f"(?i:{'|'.join(_DAYS)})",
+    "a": "[A-Za-z]{3}", "A": "[A-Za-z]+",
 }
-_PACKED = re.compile("(%[YymdHMS])+")
+PACKED = re.compile("(%[YymdHMS])+")
 
 
 def time_pattern(format: str) -> str:
     """Return the regular expression of a format, with a group for each directive; a ValueError says what is wrong.
     It means the same to Python and to pyarrow."""
     found, seen, at = "", set[str](), 0
-    is_packed = num_digits(format) > 0
+    is_packed = PACKED.fullmatch(format)
     while at < len(format):
         letter, directive = format[at], format[at + 1 : at + 2]
         if letter != "%" or directive == "%":
@@ -43,23 +42,14 @@ def time_pattern(format: str) -> str:
     return f"^{found}$"
 
 
-def num_digits(format: str) -> int:
-    """Return how many digits a format of digits alone has, such as `%Y%m%d`; 0 for others."""
-    return sum(4 if part == "Y" else 2 for part in format.split("%")[1:]) if _PACKED.fullmatch(format) else 0
-
-
 def checked_format(format: str) -> str:
     """Check a format that a user wrote; empty: none."""
-    if format:
-        time_pattern(format)
-    return format
+    return format and time_pattern(format) and format
 
 
 def checked_zone(name: str) -> str:
     """Check the name of a time zone that a user wrote; empty: none."""
     try:
-        if name:
-            ZoneInfo(name)
+        return name and ZoneInfo(name).key
     except (ValueError, OSError, KeyError):
         raise ValueError('is no IANA time zone, such as "Europe/Berlin" or "America/New_York"') from None
-    return name

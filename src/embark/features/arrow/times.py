@@ -14,6 +14,7 @@ import pyarrow.types as types
 from embark.errors import DataError
 from embark.features.arrays import Array, Doubles, Int64s, Mask
 from embark.features.arrow.cells import CellParser, SparseCells, as_text, is_text, trim
+from embark.features.time_formats import num_digits
 from embark.features.values import (
     ISO_PATTERNS,
     MAX_MICROS,
@@ -23,7 +24,7 @@ from embark.features.values import (
     TimeFormat,
     meaning_of_format,
 )
-from embark.spec.time_formats import MONTHS, num_digits, time_pattern
+from embark.spec.time_formats import MONTHS, time_pattern
 
 _MICROS = pa.timestamp("us")
 _EPOCH = datetime(1970, 1, 1)

@@ -59,7 +59,7 @@ def test_a_task_has_a_label_of_words_as_well(tmp_path):
     labels = source.train_rows(0, 0, 40).label
     assert sorted(map(tuple, labels.tolist())) == sorted((float(one), float(i % 3)) for i, one in enumerate(ONES))
     tasks.append({"name": "poor", "label": "income", "label_is": "<=50K"})
-    with pytest.raises(SpecError, match="another task of column 'income' has another label_is"):
+    with pytest.raises(SpecError, match="two of the same column have another label_is"):
         spec_of(tmp_path, model={"tasks": tasks})
 
 
