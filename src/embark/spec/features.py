@@ -103,7 +103,8 @@ def legacy_features(prepare: Mapping[str, Any]) -> dict[str, Any]:
 def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     """Find conflicts of `[features]` with the data."""
     features, data = spec.features, spec.data
-    if data.kind not in ("columns", "prepared") and not (data.kind == "interactions" and {*features.columns} <= {data.time_column}):
+    is_of_log = data.kind == "interactions" and {*features.columns} == {data.time_column}
+    if data.kind not in ("columns", "prepared") and not is_of_log:
         yield from features.unused("features", type(features).model_fields, f'while data.kind is "{data.kind}"',
                                    "leave it out")
         return
