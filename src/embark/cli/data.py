@@ -146,6 +146,8 @@ def _render_preview(console: Console, shown: Preview, out: str) -> None:
 
 
 def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None:
+    from embark.features.rows import CUT_LISTS
+
     out = result.path
     if result.was_complete:
         console.result(f"{out}: already prepared, from the same files with the same settings; --fresh starts over")
@@ -165,6 +167,8 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
                      "there")
     if result.dropped:
         console.text("dropped columns: " + "; ".join(f"{name}: {why}" for name, why in result.dropped.items()))
+    for hint in result.hints:
+        console.text(f"hint: {hint.where}: {hint.what}", style="yellow")
     if bad.get("num"):
         console.warning(f"skipped {bad['num']:,} unreadable rows, {bad['share']:.4%} of all")
         if not console.quiet:
@@ -172,7 +176,7 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
                            for why, num in reasons.items()][:_MAX_BAD_ROWS])
             console.table(bad["examples"][:_MAX_BAD_ROWS], title="the first of them")
     if bad.get("num_lists_cut"):
-        console.warning(f"lists cut to their column's maximum number of ids: {bad['num_lists_cut']:,}")
+        console.warning(f"{CUT_LISTS}: {bad['num_lists_cut']:,}")
     console.result(f"prepared {_summary(result)}, {format_bytes(result.memory_bytes)} of memory at most")
     console.text(f"next: embark train {shlex.quote(spec)}, or embark data check {shlex.quote(str(out))} to look at it")
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ALLOWED = {
     "": {"--to", "--tables", "--step", "--delta"},
     "--embeddings": {"--only", "--step", "--force"}, "--ids": {"--only", "--force"},
+    "--splits": {"--force"},
 }
 """What is written → the options that apply to it; the empty name is an artifact."""
 
@@ -24,7 +25,7 @@ ALLOWED = {
 def export(
     run: str, /, *, to: str = "", tables: Literal["fp32", "fp16", "int8", "int4"] | None = None,
     step: Annotated[int | None, Parameter(show_default=False)] = None, delta: Flag = False,
-    embeddings: str = "", ids: str = "",
+    embeddings: str = "", ids: str = "", splits: str = "",
     only: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (), force: Flag = False,
     console: Console = Console(),
 ) -> None:
@@ -32,7 +33,8 @@ def export(
 
     Each export is the next version at its URI: complete, or not there. Servers switch to it. Does not need torch.
 
-    --embeddings and --ids write Parquet instead, a file for each table, which may be larger than memory.
+    --embeddings and --ids write Parquet instead, a file for each table, which may be larger than memory. --splits
+    writes one Parquet file.
 
     Parameters
     ----------
@@ -50,14 +52,18 @@ def export(
         Write the embedding vectors to this folder, with the columns value (as in your data), id, vector.
     ids
         Write the id of each value to this folder, with the columns value, id, count; RUN may be prepared data.
+    splits
+        Write the split of each row of the raw files to this file, with the columns file, row, split; RUN may be
+        prepared data.
     only
         Write only this table, with --embeddings or --ids. Repeatable.
     force
-        Replace existing files, with --embeddings or --ids.
+        Replace existing files, with --embeddings, --ids or --splits.
     """
     given = {"--to": to, "--tables": tables, "--step": step is not None, "--delta": delta, "--only": only,
              "--force": force}
-    kinds = [kind for kind, value in (("--embeddings", embeddings), ("--ids", ids)) if value] or [""]
+    kinds = [kind for kind, value in (("--embeddings", embeddings), ("--ids", ids),
+                                      ("--splits", splits)) if value] or [""]
     extra = [*kinds[1:], *(flag for flag, value in given.items() if value and flag not in ALLOWED[kinds[0]])]
     if extra:
         raise UserError(f"{extra[0]} does not apply to {kinds[0] or 'an artifact, which is always a new version'}",
@@ -71,11 +77,15 @@ def export(
             from embark.data.export.id_values import write_id_maps
 
             files = write_id_maps(run, ids, tables=only, force=force)
+        elif splits:
+            from embark.data.export.row_splits import write_splits
+
+            files = write_splits(run, splits, force=force)
         else:
             from embark.trainers import export_run
 
             result = export_run(run, to, tables=tables or "fp32", step=step, delta=delta)
-    if embeddings or ids:
+    if kinds != [""]:
         console.show(files, _render_files)
     else:
         console.show(result, _render)

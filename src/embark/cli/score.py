@@ -48,10 +48,14 @@ def score(
 
 
 def _render(console: Console, result: ScoreResult) -> None:
+    from embark.features.rows import CUT_LISTS
+
     for reason, num in result.reasons.items():
         console.warning(f"{pluralize(num, 'row')} without a score: {reason}")
     for example in result.examples[:3]:
         console.text(f"  {example}")
+    if result.num_lists_cut:
+        console.warning(f"{CUT_LISTS}: {result.num_lists_cut:,}")
     mean = "" if result.mean_score is None else f", mean {format_float(result.mean_score)}"
     console.result(f"wrote {result.path}: {pluralize(result.num_scored, 'score')} by version {result.version} of "
                    f"{result.uri}{mean}")

@@ -77,15 +77,16 @@ def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSou
         return open_prepared(spec, allocate)
     if spec.data.kind == "columns":
         from embark.data.columns import ColumnsSource
-        from embark.features.encoding import PLAIN_FEATURES
 
         # Rows of a stream are as their file has them: there are no training rows to compute statistics of.
-        features = PLAIN_FEATURES if spec.stream.is_on and not spec.features.fitted else spec.features
+        plain = {"numbers": "none", "missing_flags": False}
+        features = spec.features.model_copy(update=plain) if spec.stream.is_on and not spec.features.fitted else \
+            spec.features
         return ColumnsSource(spec.model, spec.data, features)
     if spec.data.kind == "interactions":
         from embark.data.interactions import InteractionsSource
 
-        return InteractionsSource(spec.model, spec.data)
+        return InteractionsSource(spec.model, spec.data, spec.features)
     if spec.data.is_custom:
         from embark.data.custom_data import CustomSource
 

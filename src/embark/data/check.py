@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from embark.data.column_report import Column, Problem, Report, column_hints, describe_columns
+from embark.data.column_report import Column, Problem, Report, column_hints, describe_columns, unseen_ids
 from embark.data.prepared import SPLITS, Block, Manifest, Part
 from embark.data.prepared.cache import local_folder, open_prepared, read_manifest
 from embark.data.prepared.manifest import resolve_from_manifest
@@ -36,7 +36,7 @@ def check(path: str, *, on_progress: OnProgress | None = None) -> Report:
         far = Problem(path, "its columns were not looked at; `embark data copy` it to this machine and check the copy")
         return replace(report, hints=(far,))
     columns = tuple(_columns(path, manifest))
-    hints = [*column_hints(columns), *_unlisted(set(sizes), manifest)]
+    hints = [*column_hints(columns), *unseen_ids(directory, manifest), *_unlisted(set(sizes), manifest)]
     if not manifest.num_rows("train"):
         hints.append(Problem("train", "has no rows, so there is nothing to learn"))
     return replace(report, columns=columns, hints=tuple(hints))

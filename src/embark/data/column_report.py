@@ -6,11 +6,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from embark.data import open_source
 from embark.data.loader import Batch, SampleSource
+from embark.data.prepared import Manifest, Split
+from embark.data.prepared.parts import iter_blocks
 from embark.data.prepared.source import PreparedSource
 from embark.data.task_labels import main_label
 from embark.features.arrays import Array, Doubles
@@ -21,6 +24,7 @@ LEAK_AUC = 0.9
 MAX_ROWS = 100_000
 MAX_IDS = 20_000_000
 NUM_PIECES = 8
+UNSEEN_SHARE = 0.3
 MIN_OF_EACH = 10  # Rows of each label, below which an AUC says nothing.
 PRIOR_WEIGHT = 10.0
 """An id seen once or twice says little: its label rate is drawn to that of all rows as by so many rows more."""
@@ -133,6 +137,32 @@ def column_hints(columns: Sequence[Column]) -> Iterator[Problem]:
             what = "is the label, or derived from it" if one.auc_alone > 0.9999 else "may be known only after the label"
             yield Problem(one.column, f"alone predicts the label, with AUC {one.auc_alone:.4f} on held-out rows: it "
                                       f"{what}")
+
+
+def unseen_ids(folder: Path, manifest: Manifest) -> Iterator[Problem]:
+    """Find tables whose ids in held-out rows often occur in no training row, among the first rows of each. Missing
+    values, which have id 0 too, are taken to be as frequent in both."""
+    split: Split = "validation" if manifest.num_rows("validation") else "test"
+    maps = manifest.settings.get("id_maps", {})
+    for index, feature in enumerate(manifest.layout.features):
+        if maps.get(feature.name, {}).get("how") != "frequency" or not manifest.num_rows(split):
+            continue
+        share = _zero_share(folder, manifest, split, index) - _zero_share(folder, manifest, "train", index)
+        if share >= UNSEEN_SHARE:
+            yield Problem(feature.name, f"{share:.0%} of its ids in {split} rows occur in no training row (or too "
+                                        "rarely): to the model they are all alike")
+
+
+def _zero_share(folder: Path, manifest: Manifest, split: Split, feature: int) -> float:
+    num_rows = num_ids = num_zeros = 0
+    for block in iter_blocks(folder, manifest, split):
+        ids = block.ids(feature)
+        num_rows += len(block.label)
+        num_ids += ids.size
+        num_zeros += int((ids == 0).sum())
+        if num_rows >= MAX_ROWS:
+            break
+    return num_zeros / max(1, num_ids)
 
 
 def leak_note(columns: Sequence[Column]) -> str:

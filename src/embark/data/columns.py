@@ -18,10 +18,10 @@ from embark.data.task_labels import bad_labels, check_lists, meaning_of, task_la
 from embark.errors import DataError
 from embark.features.arrays import Array, Int32s, Int64s, Mask, ragged_positions
 from embark.features.arrow.row_parser import RowParser
-from embark.features.encoding import PLAIN, PLAIN_FEATURES, plain_schema, weights_of_keys
+from embark.features.encoding import PLAIN_FEATURES, plain_options, plain_schema, weights_of_keys
 from embark.features.hashing import hash_counters, stream_key, uniform
 from embark.features.numbers import NumberSample, fit_numbers, numbers_of
-from embark.features.rows import RawRows
+from embark.features.rows import CUT_LISTS, RawRows
 from embark.features.schema import Schema
 from embark.features.values import moment_text
 from embark.spec.data import DataSpec, PrepareSpec
@@ -36,17 +36,17 @@ class ColumnsSource:
     """The rows of the file, in a new order each epoch. Which are held out depends on the seed and the row alone, or,
     with `data.time_column`, on the rows' times."""
 
-    notes: tuple[str, ...]  # Sentences about clipped ids.
+    notes: tuple[str, ...]  # Sentences about cut lists and clipped ids.
 
     def __init__(self, model: ModelSpec, data: DataSpec, features: FeaturesSpec = PLAIN_FEATURES) -> None:
         tables, labels = model.table_list(), label_columns(model.tasks)
-        schema = plain_schema(tables, data.dense_columns, data.label, model.tasks)
+        schema = plain_schema(tables, data.dense_columns, data, model.tasks)
         if data.label and not labels and data.label in (*schema.dense, *(column.source for column in schema.sparse)):
             raise DataError(f"{data.path}: column {data.label!r} is data.label and also a feature, which would show "
                             "the model the answer", fix="remove it from data.dense_columns and from the tables")
-        inputs, files, schema = open_files(data, schema, PrepareSpec(header=True, missing=PLAIN.missing,
-                                                                     time_unit=data.prepare.time_unit))
-        rows = read_rows(inputs, files, schema, RowParser(schema, PLAIN))
+        inputs, files, schema = open_files(data, features, schema, plain_options(data, header=True))
+        rows = read_rows(inputs, files, schema, RowParser(schema, plain_options(data))).cut_lists(
+            [table.multi_hot for table in (*tables, *(table for table in tables if table.weights_column))])
         self._seed = data.seed
         self._label, self._dense = rows.label if data.label else np.ones_like(rows.label), rows.dense
         if labels:
@@ -138,7 +138,7 @@ def _digest(array: Array | None) -> str:
 
 
 def open_files(
-    data: DataSpec, schema: Schema, options: PrepareSpec, names: Sequence[str] = ()
+    data: DataSpec, features: FeaturesSpec, schema: Schema, options: PrepareSpec, names: Sequence[str] = ()
 ) -> tuple[Inputs, list[InputFile], Schema]:
     """Find the files at `data.path`. Return also the schema with their format and times; they have columns `names`
     too."""
@@ -147,13 +147,13 @@ def open_files(
     times = (data.time_column,) if data.time_column else ()
     sample = take_sample(options, (*schema.needed, *names, *times), inputs, files)
     schema = fit_schema(schema, sample, files[0].uri, (*names, *times))
-    found = find_times(data.model_copy(update={"prepare": options}), sample.columns, files[0].uri)
+    found = find_times(features, data.model_copy(update={"prepare": options}), sample.columns, files[0].uri)
     return inputs, files, replace(schema, times=found, time_column=data.time_column, is_split_by_time=bool(found))
 
 
 def read_rows(inputs: Inputs, files: Sequence[InputFile], schema: Schema, parser: RowParser) -> RawRows:
     """Read all rows; the first one that cannot be read is an error."""
-    reader, portions = open_reader(schema, PLAIN, inputs, parser), []
+    reader, portions = open_reader(schema, parser.prepare, inputs, parser), []
     for file in files:
         for rows in (rows for segment in reader.segments(file, 1 << 62) for rows in reader.read(segment, 64 << 20)):
             if rows.bad:
@@ -192,13 +192,11 @@ def refuse_empty(path: str, column: str, is_empty: Mask | None) -> None:
 def _checked_ids(
     path: str, tables: Sequence[Table], rows: RawRows, *, must_clip: bool
 ) -> tuple[list[_Feature], tuple[str, ...]]:
-    """Return the features and notes on clipped ids. One error names all columns that have ids outside their tables."""
+    """Return the features and notes on cut lists and clipped ids. One error names all columns with ids outside their
+    tables."""
     columns = []
     for table, keys, num_ids, is_missing in zip(tables, rows.keys, rows.lengths, rows.is_missing, strict=False):
         lengths = np.ones(len(rows), np.int64) if num_ids is None else num_ids.astype(np.int64)
-        most = int(lengths.max())
-        _refuse(path, table.name, lengths > table.multi_hot, f"has more ids than the table takes, {table.multi_hot}; "
-                f"the most is {most}", f"set multi_hot = {most} for table {table.name}")
         refuse_empty(path, table.name, (lengths == 0) & (table.multi_hot == 1) if is_missing is None else is_missing)
         columns.append((keys.view(np.int64), lengths))
     bad = [found for table, column in zip(tables, columns, strict=True) if (found := find_bad_ids(table, *column))]
@@ -206,7 +204,8 @@ def _checked_ids(
         raise DataError(f"{path}: " + "\n  ".join(what for what, _ in bad),
                         fix="; ".join(fix for _, fix in bad) + '; or data.on_bad_id = "clip" to clip them')
     features = [_feature(table, *column) for table, column in zip(tables, columns, strict=True)]
-    return features, tuple(f"{what}; clipped" for what, _ in bad)
+    cut = [f"{CUT_LISTS}: {rows.num_cut:,}"] if rows.num_cut else []
+    return features, (*cut, *(f"{what}; clipped" for what, _ in bad))
 
 
 def find_bad_ids(table: Table, ids: Int64s, lengths: Int64s) -> tuple[str, str] | None:

@@ -17,6 +17,7 @@ from embark.data.prepared import Manifest
 from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.data.prepared.manifest import EARLIER
 from embark.errors import DataError, UserError
+from embark.features.schema import TIME_ROWS
 from embark.spec.run import RunSpec
 
 SplitName = Literal["train", "validation", "test"]
@@ -118,7 +119,8 @@ def _view(source: SampleSource, spec: RunSpec, path: str, split: str) -> Evaluat
 def _with_names(rows: EvaluationRows, path: str, manifest: Manifest) -> EvaluationRows:
     """Name the columns as the input does."""
     before = PreparedWith.of(path, manifest)
-    columns = {column.name: column.source for column in before.schema.sparse} if before else {}
+    columns = {column.name: column.source for column in before.schema.sparse
+               if column.kind not in TIME_ROWS} if before else {}  # Several may be made of one time.
     return replace(rows, columns=columns, dense=manifest.layout.dense)
 
 

@@ -16,12 +16,13 @@ from embark.errors import DataError
 from embark.features.arrays import Array, Int32s, Int64s
 from embark.features.arrow.cells import as_utf8, normalize_array
 from embark.features.arrow.row_parser import Location, RowParser
-from embark.features.encoding import PLAIN
+from embark.features.encoding import plain_options
 from embark.features.hashing import hash_counters, stream_key, uniform
 from embark.features.rows import RawRows
 from embark.features.schema import Schema, SparseColumn
 from embark.spec import DataSpec, ModelSpec
 from embark.spec.data import PrepareSpec
+from embark.spec.features import GUESSED, FeaturesSpec
 
 _ORDER, _NEGATIVES, _EVAL_NEGATIVES = range(3)
 NUM_HELD_OUT = 2  # Each user's last item for testing, the one before it for validation.
@@ -33,13 +34,13 @@ class InteractionsSource:
     """The items of each user but the last two are trained on, or the newest of them that `max_length` has room for. An
     evaluation has one item more, its last, which is what the model has to find."""
 
-    def __init__(self, model: ModelSpec, data: DataSpec) -> None:
+    def __init__(self, model: ModelSpec, data: DataSpec, features: FeaturesSpec = GUESSED) -> None:
         self._tables, self._seed, self._num_dense = model.table_list(), data.seed, model.num_dense
         roles = model.sequence
         by_name = {table.name: table for table in self._tables}
         self._history, self._negatives = by_name[roles.history], by_name.get(roles.negatives)
         self._times = roles.times
-        log = read_log(data)
+        log = read_log(data, features)
         if bad := find_bad_ids(self._history, log.items, np.ones_like(log.items)):
             raise DataError(f"{data.path}: {bad[0]}", fix=bad[1])
         self._items, self._stamps, self._num_rows = log.items.astype(np.int32), log.times, self._history.rows
@@ -150,8 +151,8 @@ class Log:
 class _LogParser(RowParser):
     """Reads the items and their times, and collects the cells of the users, who are sorted as they are written."""
 
-    def __init__(self, schema: Schema, user: str) -> None:
-        super().__init__(schema, PLAIN)
+    def __init__(self, schema: Schema, prepare: PrepareSpec, user: str) -> None:
+        super().__init__(schema, prepare)
         self._user, self._users = user, list[Any]()
 
     @property
@@ -172,15 +173,15 @@ class _LogParser(RowParser):
         return np.array(as_utf8(self._cells.text(cells)).to_pylist(), str)
 
 
-def read_log(data: DataSpec) -> Log:
+def read_log(data: DataSpec, features: FeaturesSpec = GUESSED) -> Log:
     """Read text or Parquet files. Times that are numbers are seconds unless `data.prepare.time_unit` is set."""
     how = data.interactions
-    options = PrepareSpec(
-        delimiter=how.delimiter, column_names=how.column_names, header=not how.column_names, missing=PLAIN.missing,
+    options = plain_options(
+        data, delimiter=how.delimiter, column_names=how.column_names, header=not how.column_names,
         time_unit="s" if data.prepare.time_unit == "auto" else data.prepare.time_unit)
     items = Schema("csv", "", (), (SparseColumn(how.item, "integer"),), ())
-    inputs, files, schema = open_files(data, items, options, (how.user,))
-    parser = _LogParser(schema, how.user)
+    inputs, files, schema = open_files(data, features, items, options, (how.user,))
+    parser = _LogParser(schema, options, how.user)
     rows = read_rows(inputs, files, schema, parser)
     refuse_empty(data.path, how.item, rows.is_missing[0])
     seconds = None if rows.time is None else rows.time // 1_000_000

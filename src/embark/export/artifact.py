@@ -44,7 +44,6 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     TypeAdapter,
     ValidationError,
-    ValidationInfo,
     field_validator,
     model_serializer,
     model_validator,
@@ -71,7 +70,7 @@ from embark.features.numbers import NumberCode, Numbers, recorded_numbers
 from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
 from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
-from embark.spec.features import LEGACY_DENSE, FeaturesSpec, legacy_features
+from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, legacy_features
 from embark.spec.model import ModelSpec
 from embark.spec.user_code import file_of
 from embark.store import Checkpoint, CheckpointStore, FileChecksum, checkpoint_name, open_store
@@ -115,19 +114,18 @@ class RowFormat(_Section):
     def _with_legacy_features(cls, values: Any) -> Any:
         """Read the transform of numbers where artifacts had it before there was `[features]`."""
         prepare = values.get("prepare") if isinstance(values, dict) else None
-        if isinstance(prepare, dict) and LEGACY_DENSE in prepare:
-            rest = {key: value for key, value in prepare.items() if key != LEGACY_DENSE}
+        if isinstance(prepare, dict) and {*LEGACY_OPTIONS} & {*prepare}:
+            rest = {key: value for key, value in prepare.items() if key not in LEGACY_OPTIONS}
             return {"features": legacy_features(prepare), **values, "prepare": rest}
         return values
 
     @field_validator("columns", "prepare", mode="before")
     @classmethod
-    def _without_removed(cls, values: Any, info: ValidationInfo) -> Any:
+    def _without_removed(cls, values: Any) -> Any:
         """Leave out what this version no longer has: artifacts outlive it."""
         if not isinstance(values, dict):
             return values
-        kept = {LEGACY_DENSE} if info.field_name == "columns" else set()
-        return {key: value for key, value in values.items() if key not in REMOVED_OPTIONS - kept}
+        return {key: value for key, value in values.items() if key not in REMOVED_OPTIONS}
 
     @model_serializer(mode="wrap")
     def _without_labels(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:

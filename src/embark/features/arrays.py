@@ -20,3 +20,10 @@ def ragged_positions(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.
     lengths = lengths.reshape(-1)
     ends = np.cumsum(lengths, dtype=np.int64)
     return np.repeat(starts.reshape(-1) - (ends - lengths), lengths) + np.arange(lengths.sum())
+
+
+def last_of_lists(values: NDArray[Any], lengths: NDArray[Any], most: int) -> tuple[NDArray[Any], NDArray[Any], int]:
+    """Shorten lists to their last `most` values, the newest of a history; return also how many were longer."""
+    kept = lengths.clip(max=most)
+    num_cut = int((kept < lengths).sum())
+    return (values[ragged_positions(np.cumsum(lengths) - kept, kept)] if num_cut else values), kept, num_cut

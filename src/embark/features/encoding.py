@@ -30,6 +30,13 @@ PLAIN_FEATURES = FeaturesSpec(numbers="none", missing_flags=False)
 """How cells are read that hold ids and numbers as the model takes them."""
 
 
+def plain_options(data: DataSpec, **changes: Any) -> PrepareSpec:
+    """Describe how such cells are read by this spec."""
+    names = ("decimal", "encoding", "label_above", "label_is", "time_unit")
+    own = {name: getattr(data.prepare, name) for name in names}
+    return PLAIN.model_copy(update=own | changes)
+
+
 def id_methods(prepare: PrepareSpec, schema: Schema) -> tuple[IdMethod, ...]:
     """Return how the ids of each sparse column are made."""
     if prepare.ids == "auto":
@@ -154,9 +161,13 @@ class RowEncoder:
         return ids if is_row else one.ids_of(ids.astype(np.int64).view(np.uint64), None)
 
     def readable(self, raw: RawRows) -> RawRows:
-        """Drop the rows that data of plain ids may not have: no value, an id that no table has, too many ids."""
+        """Drop the rows that data of plain ids may not have: no value, an id that no table has. Lists that are too
+        long keep their last ids."""
         if self.plain_ids is None or self._has_only_ids(raw):
             return raw
+        paired = [lengths for feature, lengths in zip(self.layout.features, raw.lengths, strict=True)
+                  if feature.name in self.same_lengths and lengths is not None]
+        raw = raw.cut_lists([feature.multi_hot for feature in self.layout.features])
         is_bad, reasons = np.zeros(len(raw), np.bool_), Counter(raw.reasons)
 
         def refuse(mask: Mask, why: str) -> None:
@@ -179,14 +190,11 @@ class RowEncoder:
                 refuse(is_missing, f"column {feature.name!r} is empty")
                 is_outside &= ~is_missing
             if lengths is not None:
-                refuse(lengths > feature.multi_hot, f"column {feature.name!r}: more than {feature.multi_hot} ids")
                 owner = np.repeat(np.arange(len(raw)), lengths)
                 is_outside = np.bincount(owner[is_outside], minlength=len(raw)) > 0
             if self.plain_ids == "refuse":
                 refuse(is_outside, f"column {feature.name!r}: an id is not in 0 to {feature.rows - 1}")
             keys.append(own if is_any else np.clip(ids, 0, feature.rows - 1).view(np.uint64))
-        paired = [lengths for feature, lengths in zip(self.layout.features, raw.lengths, strict=True)
-                  if feature.name in self.same_lengths and lengths is not None]
         for one, other in pairwise(paired):
             names = " and ".join(map(repr, self.same_lengths))
             refuse(one != other, f"columns {names} have different numbers of values")
@@ -226,24 +234,26 @@ def plain_row_format(
         raise UserError(f"a feature is called {CANDIDATE!r}, as the column of the item that is scored is",
                         fix="rename it, and train again")
     names = prepared.dense if prepared else data.dense_columns or tuple(f"dense_{i}" for i in range(model.num_dense))
-    schema = plain_schema(tables, names, data.label, model.tasks, has_words=has_words)
+    schema = plain_schema(tables, names, data, model.tasks, has_words=has_words)
     layout = Layout(names, tuple(Feature(table.name, table.stored_rows, table.multi_hot, _is_list(table))
                                  for table in tables) + weights_features(tables),
                     prepared.dense_bits if prepared else 32)
     maps = tuple(IdMap(column, feature, None, None, feature.rows)
                  for column, feature in zip(schema.sparse, layout.features, strict=True))
-    return schema, PLAIN, RowEncoder(numbers_of(fitted, names), layout, maps, data.on_bad_id,
-                                     model.features_of_any_number, same_lengths_of(model))
+    return schema, plain_options(data), RowEncoder(
+        numbers_of(fitted, names), layout, maps, data.on_bad_id, model.features_of_any_number, same_lengths_of(model))
 
 
-def plain_schema(tables: Sequence[Table], dense: tuple[str, ...], label: str, tasks: tuple[Task, ...], *,
+def plain_schema(tables: Sequence[Table], dense: tuple[str, ...], data: DataSpec, tasks: tuple[Task, ...], *,
                  has_words: bool = True) -> Schema:
     """Describe rows that hold the ids of `tables`. `has_words`: see `plain_row_format`."""
     sparse = tuple(SparseColumn(table.name, "text" if table.is_dynamic and has_words else "integer",
                                 is_list=_is_list(table), max_ids=_MAX_IDS) for table in tables)
     weights = tuple(SparseColumn.of_weights(table) for table in tables if table.weights_column)
     labels = LabelColumn.of(tasks)
-    return Schema("csv", labels[0].name if labels else label, dense, (*sparse, *weights), (), labels=labels)
+    label, sign = labels[0].name if labels else data.label, data.prepare.decimal
+    return Schema("csv", label, dense, (*sparse, *weights), (), labels=labels,
+                  decimals=dict.fromkeys((*dense, label), sign) if sign else {})
 
 
 def _is_list(table: Table) -> bool:

@@ -11,11 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.features.arrays import Bytes, Floats, Hashes, Int32s, Int64s, Mask
+from embark.features.arrays import Bytes, Floats, Hashes, Int32s, Int64s, Mask, last_of_lists
 from embark.features.layout import Rows
 
 Keys = Hashes | NDArray[np.uint32]  # 32 bits where they always suffice.
 MAX_QUOTED = 20  # Bad rows that are reported one by one.
+
+
+CUT_LISTS = "lists with more ids than their column takes, of which the last, the newest, were kept"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,15 @@ class RawRows:
             is_missing=tuple(None if missing is None else missing[mask] for missing in self.is_missing),
             time=None if self.time is None else self.time[mask],
         )
+
+    def cut_lists(self, most: Sequence[int]) -> RawRows:
+        """Shorten the lists of each column to their last ids."""
+        if all(lengths is None for lengths in self.lengths):
+            return self
+        found = [(keys, None, 0) if lengths is None else last_of_lists(keys, lengths, limit)
+                 for keys, lengths, limit in zip(self.keys, self.lengths, most, strict=True)]
+        keys, lengths, nums = zip(*found, strict=True)
+        return replace(self, keys=keys, lengths=lengths, num_cut=self.num_cut + sum(nums))
 
     @staticmethod
     def join(several: Sequence[RawRows]) -> RawRows:

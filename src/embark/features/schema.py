@@ -7,17 +7,19 @@ from typing import Any, Literal
 
 import tomli_w
 
-from embark.features.values import TimeFormat
-from embark.spec.data import PrepareSpec, TimeFeature
-from embark.spec.features import Statistic
+from embark.features.values import DecimalSign
+from embark.spec.data import PrepareSpec
+from embark.spec.features import GUESSED, FeaturesSpec, Statistic, TimePart
 from embark.spec.model import Table
 from embark.spec.tasks import Task, label_columns, main_task
 
-TIME_ROWS = {"hour": 25, "weekday": 8}
-"""Rows of the tables made of times: 0 for a missing one, then the hours from midnight, the days from Monday."""
+TIME_ROWS = {"hour": 25, "weekday": 8, "day": 32, "month": 13}
+"""Rows of the tables made of times: 0 for a missing one, then the hours from midnight, the days from Monday or from the
+first of the month, the months from January."""
 
 KINDS = {"hex": "hexadecimal ids", "integer": "integer ids", "text": "words", "hour": "hours", "weekday": "weekdays",
-         "number": "weights of ids", "cross": "values of several columns together"}
+         "day": "days of the month", "month": "months", "number": "weights of ids",
+         "cross": "values of several columns together"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +27,9 @@ class SparseColumn:
     """A column that becomes a table."""
 
     name: str
-    kind: Literal["hex", "integer", "text", "hour", "weekday", "number", "cross"]
+    kind: Literal["hex", "integer", "text", "hour", "weekday", "day", "month", "number", "cross"]
     is_list: bool = False
-    max_ids: int = 1  # Longer lists are cut.
+    max_ids: int = 1  # Longer lists keep their last ids.
     rows: int | None = None  # Rows of its table, if the spec gives them.
     column: str = ""  # The name in the input, if a table cannot have that name.
     weights_of: str = ""  # The column whose ids these are the weights of; empty: these are ids.
@@ -60,8 +62,14 @@ class TimeColumn:
     """A column of dates or times."""
 
     name: str
-    format: TimeFormat
-    features: tuple[TimeFeature, ...] = ()
+    format: str  # A `TimeFormat`, or directives of Python's `strptime`.
+    features: tuple[TimePart, ...] = ()
+    zone: str = ""  # Of times that say none, and of the features; empty: UTC.
+
+
+def texts(one_or_several: str | tuple[str, ...]) -> tuple[str, ...]:
+    """Return the texts of a field that takes one or several."""
+    return (one_or_several,) if isinstance(one_or_several, str) else one_or_several
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +80,7 @@ class LabelColumn:
     is_binary: bool = False  # It holds 0 and 1, true and false, yes and no.
     num_classes: int = 0  # It holds classes from 0 to `num_classes` − 1; 0: any numbers.
     main_above: float | None = None  # The first binary task's label is 1 above this; None for other columns.
+    ones: tuple[str, ...] = ()  # The texts for which the label is 1; empty: the column holds numbers.
 
     @staticmethod
     def of(tasks: tuple[Task, ...]) -> tuple[LabelColumn, ...]:
@@ -83,7 +92,8 @@ class LabelColumn:
             is_binary = any(task.loss == "binary" and task.above is None for task in of_column)
             num_classes = min((task.num_classes for task in of_column if task.num_classes), default=0)
             above = None if main is None or main not in of_column else 0.5 if main.above is None else main.above
-            found.append(LabelColumn(name, is_binary, num_classes, above))
+            ones = next((texts(task.label_is) for task in of_column if task.label_is), ())
+            found.append(LabelColumn(name, is_binary, num_classes, above, ones))
         return tuple(found)
 
 
@@ -106,6 +116,7 @@ class Schema:
     time_column: str = ""  # The one of `times` that is the row's own.
     is_split_by_time: bool = False
     labels: tuple[LabelColumn, ...] = ()  # The labels of several tasks; `label` is then the first of them.
+    decimals: dict[str, DecimalSign] = field(default_factory=dict)  # Of columns whose numbers may have commas.
 
     @property
     def ages(self) -> tuple[str, ...]:
@@ -163,9 +174,23 @@ class Schema:
                  for column in self.sparse if column.parts]
         return [dict(zip(("column", "taken_for", "why", "examples"), row, strict=True)) for row in rows]
 
-    def to_toml(self, given: PrepareSpec) -> str:
+    def to_toml(self, given: PrepareSpec, features: FeaturesSpec = GUESSED) -> str:
         """Return the lines of a spec that leave nothing to guess, with what is `given`."""
-        return tomli_w.dumps({"data": self.to_spec(given)})
+        found = self.to_features(given, features)
+        return tomli_w.dumps({"data": self.to_spec(given), **({"features": found} if found else {})})
+
+    def to_features(self, given: PrepareSpec, features: FeaturesSpec) -> dict[str, Any]:
+        """Return the values of `[features]` that leave nothing of the cells to guess, with what is `given`."""
+        columns = {name: {key: value for key, value in one.model_dump(mode="json").items() if value is not None}
+                   for name, one in features.columns.items()}
+        labels = {self.label, *(label.name for label in self.labels)}
+        found = [(time.name, {"time_format": time.format}) for time in self.times if "%" in time.format]
+        found += [(name, {"decimal": sign}) for name, sign in self.decimals.items() if given.decimal != sign]
+        for name, one in found:
+            if name not in labels:
+                columns[name] = columns.get(name, {}) | one
+        rest = features.model_dump(mode="json") | {"columns": columns}
+        return {key: value for key, value in rest.items() if value != {}}
 
     def to_spec(self, given: PrepareSpec) -> dict[str, Any]:
         """Return the values of `[data]` that leave nothing to guess, with what is `given`."""

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from embark.spec.data import moment
 
@@ -23,6 +23,11 @@ MEANINGS: dict[TimeFormat, str] = {
     "date": "dates (2024-05-31)", "local": "times without a zone (2024-05-31T18:00:00), taken as UTC",
     "zoned": "times with a zone (2024-05-31T18:00:00Z)", "s": "seconds since 1970", "ms": "milliseconds since 1970",
 }
+DecimalSign = Literal[".", ","]
+GROUPED: dict[str, str] = {sign: rf"[+-]?(([0-9]{{1,3}}({between}[0-9]{{3}})+|[0-9]+)({own}[0-9]*)?|{own}[0-9]+)"
+                           "([eE][+-]?[0-9]+)?"
+                           for sign, own, between in ((",", ",", "[.]"), (".", "[.]", ","))}
+"""Numbers by their decimal sign, with the other sign between thousands or not."""
 MICROS_PER_UNIT = {"s": 1_000_000, "ms": 1_000}
 MICROS_PER_HOUR, MICROS_PER_DAY = 3_600_000_000, 86_400_000_000
 MAX_MICROS = 253_402_300_800_000_000  # The year 10,000.
@@ -30,6 +35,20 @@ _COMMON = {"s": (900_000_000, 2_200_000_000), "ms": (900_000_000_000, 2_200_000_
 _YEAR_10000_S = MAX_MICROS / 1e6  # Neither seconds nor milliseconds are as large: microseconds perhaps.
 _LAST_SECONDS = 1e11  # Larger numbers are milliseconds since 1970.
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def meaning_of_format(format: str) -> str:
+    """Describe a format of times for people."""
+    return f"times written {format}" if "%" in format else MEANINGS[cast(TimeFormat, format)]
+
+
+def decimal_sign(cells: Sequence[str]) -> DecimalSign | None:
+    """Return the decimal sign of numbers that are written with commas, if only one can be meant."""
+    found: list[DecimalSign] = []
+    for sign, pattern in GROUPED.items():
+        if all(cell and re.fullmatch(pattern, cell) for cell in cells):
+            found.append(cast(DecimalSign, sign))
+    return found[0] if len(found) == 1 and any("," in cell for cell in cells) else None
 
 
 def time_formats(cells: Sequence[str], unit: Literal["auto", "s", "ms"] = "auto") -> Counter[TimeFormat | None]:

@@ -161,7 +161,7 @@ def _cells(values: Sequence[Any], name: str, parser: RowParser) -> Any:
     if kind and set(map(type, values)) <= ({int, float} if kind == "number" else {int}):
         with suppress(OverflowError):
             return np.array(values, np.float64 if kind == "number" else np.int64)
-    return json_array(values, parser.split_cell)
+    return json_array(values, parser.split_cell, parser.decimals.get(name, ""))
 
 
 def check_shared(num_bytes: int, num_rows: int) -> None:

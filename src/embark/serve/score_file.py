@@ -43,6 +43,7 @@ class ScoreResult:
     mean_score: float | None
     reasons: dict[str, int]  # Number of rows without a score, by reason.
     examples: tuple[str, ...]
+    num_lists_cut: int = 0
 
 
 def score_file(
@@ -69,6 +70,7 @@ def score_file(
     return ScoreResult(
         uri=opened.uri, version=opened.version, rows=rows, path=str(target), num_rows=scoring.num_rows,
         num_scored=scoring.num_scored, reasons=dict(scoring.reasons.most_common()), examples=tuple(scoring.examples),
+        num_lists_cut=scoring.num_lists_cut,
         mean_score=scoring.total / scoring.num_scored if scoring.num_scored else None)
 
 
@@ -82,6 +84,7 @@ class _Scoring:
     num_rows: int = 0
     num_scored: int = 0
     total: float = 0.0
+    num_lists_cut: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
     examples: list[str] = field(default_factory=list)
 
@@ -99,7 +102,9 @@ class _Scoring:
                 for raw in reader.read(segment, _CHUNK_BYTES):
                     self.examples += [f"{file.uri}, line {bad.line + 1:,}: {bad.why}" for bad in raw.bad]
                     del self.examples[MAX_QUOTED:]
-                    yield self._batch(encoder.readable(raw), parser)
+                    raw = encoder.readable(raw)
+                    self.num_lists_cut += raw.num_cut
+                    yield self._batch(raw, parser)
 
     def _batch(self, raw: RawRows, parser: _NumberingParser) -> pa.RecordBatch:
         found = self.score(raw)

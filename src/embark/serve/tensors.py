@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from embark.features.arrow.cells import as_text
 from embark.features.arrow.row_parser import json_array
 from embark.features.schema import Schema
 from embark.serve.request_rows import TensorColumns
@@ -81,7 +82,12 @@ def _column(tensor: Tensor, is_list: bool) -> Any:
 
 def _of_bytes(name: str, datatype: str, data: bytes | memoryview, num_values: int) -> Any:
     if datatype == BYTES:
-        return pa.array(_texts(name, bytes(data), num_values), pa.binary())
+        texts = pa.array(_texts(name, bytes(data), num_values), pa.binary())
+        try:
+            as_text(texts).validate(full=True)
+        except pa.ArrowInvalid:
+            raise ValueError(f"input {name!r}: has text that is not UTF-8") from None
+        return texts
     dtype = np.dtype(DTYPES[datatype])
     if len(data) != num_values * dtype.itemsize:
         raise ValueError(f"input {name!r}: {len(data)} bytes for {num_values} values of {datatype}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 from collections.abc import Collection, Iterator
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -48,14 +49,6 @@ def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
 
 REMOVED_OPTIONS = frozenset({"new_ids", "split_column"})
 """Fields that the records of earlier data and artifacts have, and `[data]` has no more."""
-TimeFeature = Literal["hour", "weekday", "age"]
-
-
-class TimeColumns(dict[str, tuple[TimeFeature, ...]]):
-    """Time features by column; never changed, so that a spec can be hashed."""
-
-    def __hash__(self) -> int:  # type: ignore[override]
-        return hash(tuple(self.items()))
 
 
 def moment(text: str) -> datetime:
@@ -77,6 +70,20 @@ Moment = Annotated[str, BeforeValidator(lambda value: value.isoformat() if isins
                    AfterValidator(_checked_moment)]
 
 
+_ASCII = bytes(range(128)) + b"\x1b$B!!~{!!~}"  # With what switches ISO 2022 and HZ to other characters.
+
+
+def _checked_encoding(name: str) -> str:
+    """Refuse encodings in which a byte of ASCII may be something else: fields and rows are cut at such bytes."""
+    try:
+        if _ASCII.decode(name) == _ASCII.decode():
+            return codecs.lookup(name).name
+    except (LookupError, UnicodeError):
+        pass
+    raise ValueError('is no encoding that contains ASCII, such as "latin-1", "cp1252" or "gb18030"; convert the file '
+                     f"with: iconv -f {name} -t utf-8 FILE > converted.csv")
+
+
 class PrepareSpec(Section):
     """`[data.prepare]`: what `embark data prepare` reads, and how. The output goes to `data.path`."""
 
@@ -94,9 +101,13 @@ class PrepareSpec(Section):
     """Column names for files without a header; default `column_0`, `column_1`, …"""
     list_delimiter: str = Field(default="", max_length=4)
     """Delimiter between the values of a multi-valued cell; empty: detected, `|` or `;`."""
+    encoding: Annotated[str, AfterValidator(_checked_encoding)] = "utf-8"
+    """Encoding of delimited text, such as `latin-1`, `cp1252` or `gb18030`; JSON Lines are always in UTF-8."""
     label_above: float | None = None
-    """Threshold for the label: 1 where the column is larger, such as a rating above 3. Without it the label
-    column holds 0 or 1, `true` or `false`, `yes` or `no`."""
+    """Threshold for the label: 1 where the column is larger, such as a rating above 3. Without it or `label_is` the
+    label column holds 0 or 1, `true` or `false`, `yes` or `no`."""
+    label_is: Annotated[str, Field(min_length=1)] | Names = ()
+    """The text, or a list of texts, for which the label is 1, such as `">50K"`; it is 0 for any other."""
     sparse_columns: Names = ()
     """Columns that become tables, one id per row, of any type; detected if none are named."""
     list_columns: Names = ()
@@ -105,16 +116,16 @@ class PrepareSpec(Section):
     """Sparse columns that hold hexadecimal numbers."""
     ignored_columns: Names = ()
     """Columns to drop."""
-    time_columns: Annotated[dict[str, Annotated[tuple[TimeFeature, ...], Field(strict=False)]],
-                            AfterValidator(TimeColumns)] = Field(default=TimeColumns())
-    """Features of columns that hold dates or times: `hour` of the day and `weekday`, in UTC, become tables of 25 and 8
-    rows; `age`, the days from the column to the row's `data.time_column`, becomes a dense column."""
+    decimal: Literal["", ".", ","] = ""
+    """Decimal sign of numbers in text, whose other sign may stand between thousands: `","` for `1.234,50`, `"."` for
+    `1,234.50`. Empty: by the values of each column, if only one can be meant."""
     time_unit: Literal["auto", "s", "ms"] = "auto"
     """Unit of times that are numbers, counted from 1970; `auto`: seconds or milliseconds if all are of 1998 to 2039."""
     missing: Names = ("", "NA", "null", "NULL", "None", "nan", "NaN", "\\N")
     """Text that means no value. A missing number counts as the mean of its column, a missing id becomes id 0."""
     max_ids: PositiveInt = 32
-    """Maximum ids per row of a multi-valued column that `[model]` does not name; the rest are cut and counted."""
+    """Maximum ids per row of a multi-valued column that `[model]` does not name; longer lists keep their last ones, and
+    are counted."""
     ids: Literal["auto", "frequency", "hash"] = "auto"
     """`frequency`: id 0 for rare and missing values, then by descending count. `hash`: modulo the table's rows.
     `auto`: `hash` if `[model]` gives the rows, else `frequency`."""
@@ -146,6 +157,9 @@ class PrepareSpec(Section):
     """Memory limit for all worker processes together."""
     num_workers: NonNegativeInt = 0
     """Worker processes; 0: one per core, or fewer if `memory_gb` requires it."""
+
+    def left_out(self) -> Collection[str]:
+        return [name for name in ("encoding", "decimal", "label_is") if self.has_default(name)]
 
 
 class DataSpec(Section):

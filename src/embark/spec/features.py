@@ -12,11 +12,13 @@ from embark.errors import Mistake, conflict
 from embark.spec.model import Rows
 from embark.spec.section import PositiveInt, Section
 from embark.spec.tasks import main_task
+from embark.spec.time_formats import checked_format, checked_zone
 
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec
 
 Statistic = Literal["count", "label_rate"]
+TimePart = Literal["hour", "weekday", "day", "month", "age"]
 NumberTransform = Literal["standardize", "quantiles", "piecewise_linear", "log", "mlperf", "clip", "none"]
 
 
@@ -33,6 +35,17 @@ class ColumnFeatures(Section):
     """Smaller values count as this."""
     max: float | None = None
     """Larger values count as this."""
+    decimal: Literal["", ".", ","] = ""
+    """In place of `data.prepare.decimal`."""
+    parts: Annotated[tuple[TimePart, ...], Field(strict=False)] = ()
+    """Features of a column of dates or times: `hour` of the day, `weekday`, `day` of the month and `month` become
+    tables of 25, 8, 32 and 13 rows; `age`, the days from the column to the row's `data.time_column`, becomes a
+    number."""
+    time_format: Annotated[str, AfterValidator(checked_format)] = ""
+    """How dates or times are written, in directives of Python's `strptime`, such as `"%d.%m.%Y %H:%M"`; empty: ISO
+    8601, numbers since 1970, or a common format if no other fits as well."""
+    time_zone: Annotated[str, AfterValidator(checked_zone)] = ""
+    """IANA zone, such as `"Europe/Berlin"`, of times that say none, and of `parts`; empty: UTC."""
     rows: Rows | None = None
     """Ids: rows of the column's table, where `[model]` gives no tables; values are hashed modulo these."""
     min_count: PositiveInt | None = None
@@ -109,6 +122,11 @@ class FeaturesSpec(Section):
     fitted: str = Field(default="", max_length=10_000_000)
     """Means, scales and boundaries of `data.kind = "columns"`, which a run computes and which travel with its spec."""
 
+    @property
+    def times(self) -> dict[str, tuple[TimePart, ...]]:
+        """The columns that hold dates or times, and the parts of them that are features."""
+        return {name: one.parts for name, one in self.columns.items() if one.parts or one.time_format or one.time_zone}
+
     def of(self, column: str) -> ColumnFeatures:
         """Return the settings of a column; None where it has those of all."""
         return self.columns.get(column, ColumnFeatures())
@@ -117,14 +135,17 @@ class FeaturesSpec(Section):
         return [name for name in type(self).model_fields if self.has_default(name)]
 
 
-LEGACY_DENSE = "dense"
-"""The option of `[data.prepare]` that `features.numbers` replaced; records of earlier data and artifacts have it."""
+GUESSED = FeaturesSpec()
+"""The section of a spec that has none."""
+LEGACY_OPTIONS = ("dense", "time_columns")
+"""Options of `[data.prepare]` that `[features]` replaced; records of earlier data and artifacts have them."""
 
 
 def legacy_features(prepare: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of `[features]` that say the same as a record of earlier `[data.prepare]`."""
-    dense = prepare.get(LEGACY_DENSE, "auto")
-    return {} if dense == "auto" else {"numbers": dense, "missing_flags": False}
+    dense, times = prepare.get("dense", "auto"), prepare.get("time_columns") or {}
+    columns = {"columns": {name: {"parts": parts} for name, parts in times.items()}} if isinstance(times, dict) else {}
+    return ({} if dense == "auto" else {"numbers": dense, "missing_flags": False}) | (columns if times else {})
 
 
 _ONE_VALUE = 'makes several values of a column, and data.kind = "columns" has one for each'
@@ -134,7 +155,8 @@ _PREPARE = "prepare the data, or use another transform"
 def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     """Find conflicts of `[features]` with the data."""
     features, data = spec.features, spec.data
-    if data.kind not in ("columns", "prepared"):
+    is_of_log = data.kind == "interactions" and {*features.columns} == {data.time_column}
+    if data.kind not in ("columns", "prepared") and not is_of_log:
         yield from features.unused("features", type(features).model_fields, f'while data.kind is "{data.kind}"',
                                    "leave it out")
         return
@@ -163,6 +185,10 @@ def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
             yield conflict(f"{where}.statistics", "label_rate", "no task of [model] has labels 0 and 1", "leave it out")
         if column.min is not None and column.max is not None and column.min >= column.max:
             yield conflict(f"{where}.max", column.max, f"is not more than min = {column.min:g}", "swap them")
+        if data.kind != "prepared" and (column.parts or column.decimal):
+            yield conflict(f"{where}.{'parts' if column.parts else 'decimal'}", column.parts or column.decimal,
+                           f'has no effect while data.kind is "{data.kind}"',
+                           'set data.kind = "prepared"' if column.parts else "set data.prepare.decimal")
         transform = column.transform or features.numbers
         if data.kind == "columns" and column.transform == "piecewise_linear":
             yield conflict(f"{where}.transform", transform, _ONE_VALUE, _PREPARE)

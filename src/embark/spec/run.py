@@ -7,7 +7,7 @@ from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from embark.errors import Mistake, SpecError, conflict, nearest
 from embark.spec.data import DataSpec, interactions_mistakes, moment
-from embark.spec.features import LEGACY_DENSE, FeaturesSpec, features_mistakes, legacy_features
+from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, features_mistakes, legacy_features
 from embark.spec.model import ONE_WIDTH_KINDS, OWN_FIELDS, SHARED, ModelSpec, dynamic_mistakes
 from embark.spec.place import CLUSTER_TARGETS, ELASTIC_TARGETS, EXISTING_FIELDS, PlaceSpec
 from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
@@ -129,10 +129,10 @@ class RunSpec(Section):
         """Read the specs of earlier runs, which have `data.prepare.dense`."""
         data = values.get("data") if isinstance(values, dict) else None
         prepare = data.get("prepare") if isinstance(data, dict) else None
-        if not isinstance(data, dict) or not isinstance(prepare, dict) or LEGACY_DENSE not in prepare:
+        if not isinstance(data, dict) or not isinstance(prepare, dict) or not {*LEGACY_OPTIONS} & {*prepare}:
             return values
         given = values.get("features", {})
-        prepare = {key: value for key, value in prepare.items() if key != LEGACY_DENSE}
+        prepare = {key: value for key, value in prepare.items() if key not in LEGACY_OPTIONS}
         features = {**legacy_features(data["prepare"]), **given} if isinstance(given, dict) else given
         return {**values, "data": {**data, "prepare": prepare}, **({"features": features} if features else {})}
 
@@ -231,7 +231,7 @@ def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                        f"names {len(data.dense_columns)} columns, but model.num_dense is {model.num_dense}",
                        f"set model.num_dense = {len(data.dense_columns)}")
     if data.kind == "prepared":
-        yield from _prepare_mistakes(data)
+        yield from _prepare_mistakes(data, spec.features)
     if data.kind == "synthetic" and data.path:
         yield conflict("data.path", data.path, 'is not read while data.kind is "synthetic"',
                        'set data.kind = "prepared" or "columns"')
@@ -242,7 +242,7 @@ def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                        "make it smaller")
 
 
-def _prepare_mistakes(data: DataSpec) -> Iterator[Mistake]:
+def _prepare_mistakes(data: DataSpec, features: FeaturesSpec) -> Iterator[Mistake]:
     prepare = data.prepare
     files, is_by_file = prepare.validation_files, prepare.split == "file"
     if is_by_file and not files:
@@ -256,22 +256,22 @@ def _prepare_mistakes(data: DataSpec) -> Iterator[Mistake]:
         yield conflict("data.prepare.test_fraction", prepare.test_fraction,
                        f"leaves no training rows next to data.eval_fraction = {data.eval_fraction}",
                        "make one of them smaller")
-    yield from _time_mistakes(data)
+    yield from _time_mistakes(data, features)
     roles = [data.label, *data.dense_columns, *prepare.sparse_columns, *prepare.list_columns, *prepare.ignored_columns,
-             *prepare.time_columns]
+             *features.times]
     for name in sorted({n for n in roles if roles.count(n) > 1}):
         yield conflict("data.prepare", name, "the column has two roles", "name it once")
 
 
-def _time_mistakes(data: DataSpec) -> Iterator[Mistake]:
+def _time_mistakes(data: DataSpec, features: FeaturesSpec) -> Iterator[Mistake]:
     prepare, column = data.prepare, data.time_column
     first, last = prepare.validation_from, prepare.test_from
-    with_age = [name for name, features in prepare.time_columns.items() if "age" in features]
+    with_age = [name for name, parts in features.times.items() if "age" in parts]
     if prepare.split == "time" and not column:
         yield conflict("data.time_column", column, 'is needed where data.prepare.split is "time"', "name it")
     elif with_age and column in ("", *with_age):
-        yield conflict("data.prepare.time_columns", with_age[0], "the age of a column is the time from it to another, "
-                       "data.time_column", "name the column that holds the row's own time in data.time_column")
+        yield conflict(f"features.columns.{with_age[0]}.parts", "age", "the age of a column is the time from it to "
+                       "another, data.time_column", "name the column that holds the row's own time in data.time_column")
     if prepare.split != "time" and (first or last):
         yield conflict(f"data.prepare.{'validation_from' if first else 'test_from'}", first or last,
                        f'has no effect while data.prepare.split is "{prepare.split}"',

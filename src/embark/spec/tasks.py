@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from embark.errors import Mistake, conflict
-from embark.spec.section import Section
+from embark.spec.section import Names, Section
 
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec
@@ -39,6 +39,8 @@ class Task(Section):
     """`listwise` only: NDCG and hit rate are of the first `k` rows of a list."""
     above: float | None = None
     """`binary` only: the label is 1 where the column is larger, such as a rating above 3; without it, 0 or 1."""
+    label_is: Annotated[str, Field(min_length=1)] | Names = ()
+    """`binary` only: the text, or a list of texts, for which the label is 1; it is 0 for any other."""
 
     @property
     def column(self) -> str:
@@ -50,7 +52,7 @@ class Task(Section):
         return self.num_classes if self.loss == "softmax" else 1
 
     def left_out(self) -> Collection[str]:
-        return [name for name in ("num_classes", "list_size", "k", "above") if self.has_default(name)]
+        return [name for name in ("num_classes", "list_size", "k", "above", "label_is") if self.has_default(name)]
 
 
 Tasks = Annotated[tuple[Task, ...], Field(strict=False, max_length=MAX_TASKS)]
@@ -87,6 +89,8 @@ def task_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         yield from model.unused("model", unused, f'while model.task_head is "{model.task_head}"', "leave it out")
     if model.kind == "two_tower":
         yield conflict("model.tasks", len(tasks), "two towers have one task", "leave it out, or change model.kind")
+    if len({(task.column, task.label_is) for task in tasks}) > len(label_columns(tasks)):
+        yield conflict("model.tasks", len(tasks), "two of the same column have another label_is", "give both the same")
     names = [task.name for task in tasks]
     for name in sorted({one for one in names if names.count(one) > 1}):
         yield conflict("model.tasks", name, "two tasks have this name", "give each task a unique name")
@@ -94,7 +98,8 @@ def task_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         if task.loss == "softmax" and task.num_classes < 2:
             yield conflict(f"model.tasks.{index}.num_classes", task.num_classes,
                            f"task {task.name} is over classes, and needs at least 2", "say how many classes it has")
-        for loss, field in (("softmax", "num_classes"), ("binary", "above"), ("listwise", "list_size")):
+        for loss, field in (("softmax", "num_classes"), ("binary", "above"), ("binary", "label_is"),
+                            ("listwise", "list_size")):
             if task.loss != loss:
                 yield from task.unused(f"model.tasks.{index}", [field], f'on "{task.loss}"',
                                        f'leave it out, or set loss = "{loss}"')
@@ -135,9 +140,10 @@ def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     if data.label not in (*columns, type(data).model_fields["label"].default):
         yield conflict("data.label", data.label, "has no effect: each of [[model.tasks]] names its own label",
                        "leave it out")
-    if data.prepare.label_above is not None:
-        yield conflict("data.prepare.label_above", data.prepare.label_above,
-                       "has no effect: a task has its own threshold", "set above of the task")
+    for field, of_task in (("label_above", "above"), ("label_is", "label_is")):
+        if not data.prepare.has_default(field):
+            yield conflict(f"data.prepare.{field}", getattr(data.prepare, field),
+                           "has no effect: a task has its own", f"set {of_task} of the task")
     if data.kind == "synthetic" and (len(columns) < len(tasks) or any(task.above is not None for task in tasks)):
         yield conflict("model.tasks", ", ".join(task.name for task in tasks), "synthetic data draws the label of each",
                        "give each a label of its own, and none `above`")

@@ -10,7 +10,9 @@ import pytest
 
 from embark.data.check import check
 from embark.data.column_report import auc
+from embark.data.prepare.prepare import prepare_from_spec
 from embark.data.prepared import MANIFEST, Feature, Layout, Manifest, PartWriter, Rows
+from embark.spec import resolve
 
 NUM = 2_000
 LAYOUT = Layout(
@@ -235,3 +237,15 @@ def test_every_column_is_described(written):
     assert (found["user"].top_share, found["user"].zero_share) == (counts.max() / NUM, (ids == 0).mean())
     assert (found["user"].kind, found["pair"].spread, found["tags"].kind) == ("ids", "2 each", "list")
     assert found["tags"].spread == "0 … 3 ids"
+
+
+def test_preparation_and_check_say_that_held_out_ids_are_new(tmp_path):
+    lines = [f"{i % 2},{i % 5},visit {i if i % 4 else ''}" for i in range(600)]
+    (tmp_path / "rows.csv").write_text("label,shop,visit\n" + "\n".join(lines) + "\n")
+    spec = resolve({"data": {"kind": "prepared", "path": str(tmp_path / "out"), "prepare": {
+        "input": str(tmp_path / "rows.csv"), "sparse_columns": ["shop", "visit"], "num_workers": 1}}})
+    result = prepare_from_spec(spec, tmp_path / "out")
+    (hint,) = result.hints
+    assert hint.where == "visit"
+    assert "of its ids in validation rows occur in no training row" in hint.what
+    assert hint in check(str(tmp_path / "out")).hints

@@ -190,7 +190,6 @@ MISTAKES: dict[str, tuple[dict[str, list[Any]], list[str]]] = {
     "a dense infinity": ({"age": [float("inf")] + [1.0] * 499}, ["line ", "'age'", "inf", "not a number"]),
     "a dense number too large for 32 bits": ({"age": [1e300] + [1.0] * 499}, ["line ", "'age'", "1e+300"]),
     "words for numbers": ({"price": ["cheap"] * 500}, ["'price'", "number"]),
-    "too many ids": ({"tags": [[1]] * 499 + [[1, 2, 3, 4]]}, ["'tags', row 500", "takes, 3", "multi_hot = 4"]),
     "fractional ids": ({"user": [1.5] * 500}, ["'user'", "integer"]),
     "a negative id": ({"user": [1, -1, -7] + [0] * 497}, ["'user'", "49: 2", "-1 in row 2", "smallest here is -7"]),
     "an id too large": ({"user": [1] * 498 + [51, 90]}, ["'user'", "49: 2", "51 in row 499", "rows = 91", '"clip"']),
@@ -213,6 +212,15 @@ def test_bad_ids_of_all_columns_are_reported_at_once(file: Callable[..., Path]):
     assert "column 'user': ids outside 0 to 49: 500" in message
     assert "column 'tags': ids outside 0 to 19: 500" in message
     assert "user: rows = 100; tags: rows = 89" in message
+
+
+def test_lists_that_are_too_long_keep_their_newest_ids_and_are_counted(file: Callable[..., Path]):
+    source = ColumnsSource(model(), data(file(tags=[[1]] * 499 + [[1, 2, 3, 4]]), eval_fraction=1e-9))
+    batch = source.train_rows(0, 0, source.num_train_samples)
+    tags = batch.by_feature(batch.ids)[1].tolist()
+    assert sorted(tags) == [1] * 499 + [2, 3, 4]
+    assert tags[tags.index(2) :][:3] == [2, 3, 4]
+    assert source.notes == ("lists with more ids than their column takes, of which the last, the newest, were kept: 1",)
 
 
 def test_clipped_ids_are_counted_in_the_notes(file: Callable[..., Path]):

@@ -43,7 +43,7 @@ def parsed(artifact, rows: list[dict[str, object]]):
     """Encoded as a request's rows are."""
     count = np.arange(len(rows))
     parser = RowParser(artifact.info.rows.columns, artifact.info.rows.prepare)
-    cells = partial(json_column, rows, split=parser.split_cell)
+    cells = partial(json_column, rows, parser=parser)
     return artifact.encoder.encode(parser.parse(cells, Location(count, count, len(rows)), "rows"))
 
 
@@ -137,10 +137,15 @@ def test_plain_ids_beyond_a_table_are_refused_or_clipped(tmp_path):
              ["0.5", "4", "-1"], ["0.5", "4", ""]]
     source = write_csv(tmp_path / "rows.csv", cells, ["dense_0", "user", "seen"])
     result = score_file(uri, str(source), tmp_path / "out.parquet")
-    assert [score is not None for score in scores_of(tmp_path / "out.parquet")] == [True] + 5 * [False] + [True]
+    scored = [score is not None for score in scores_of(tmp_path / "out.parquet")]
+    assert scored == [True, False, False, False, True, False, True]
     assert set(result.reasons) == {
         "column 'user': an id is not in 0 to 4", "column 'dense_0' is empty", "column 'user' is empty",
-        "column 'seen': more than 2 ids", "column 'seen': an id is not in 0 to 8"}
+        "column 'seen': an id is not in 0 to 8"}
+    assert result.num_lists_cut == 1
+    source = write_csv(tmp_path / "newest.csv", [["0.5", "4", "2|3"]], ["dense_0", "user", "seen"])
+    score_file(uri, str(source), tmp_path / "newest.parquet")
+    assert scores_of(tmp_path / "newest.parquet")[0] == scores_of(tmp_path / "out.parquet")[4]
     artifact = open_artifact(uri)
     clipping = replace(artifact.encoder, plain_ids="clip")
     count = np.arange(2)

@@ -44,7 +44,7 @@ def write_id_maps(
 ) -> ParquetFiles:
     """Write `value`, `id` and `count` (in training rows) of each table of prepared data, or of a run's data, into the
     folder `to`. Id 0 stands for missing, rare and unseen values."""
-    path = _data_of(source)
+    path = data_of(source)
     manifest = read_manifest(path)
     names = choose_tables([feature.name for feature in manifest.layout.id_features], tables)
     files = targets(Path(to), names, force=force)
@@ -212,7 +212,7 @@ def _counts(folder: Path, manifest: Manifest, table: str) -> Int64s:
     return counts
 
 
-def _data_of(source: str) -> str:
+def data_of(source: str) -> str:
     """Return the path of the prepared data at `source`, or of the data of the run with that name."""
     if (Path(source) / MANIFEST).exists() or ("://" in source and find_manifest(source, LOOK)[0] is not None):
         return source

@@ -25,10 +25,12 @@ from embark.features.schema import TIME_ROWS, Schema
 from embark.features.statistics import ValueStatistics
 from embark.formatting import shortlist
 from embark.spec.data import DataSpec
+from embark.spec.features import FeaturesSpec
 from embark.spec.run import RunSpec
 from embark.store import open_store
 
-_INHERITED = ("label_above", "time_columns", "sparse_columns", "list_columns", "hex_columns", "list_delimiter")
+_INHERITED = ("encoding", "label_above", "label_is", "decimal", "sparse_columns", "list_columns", "hex_columns",
+              "list_delimiter")
 
 
 @dataclass(frozen=True)
@@ -51,14 +53,21 @@ class EarlierIds:
         values = self.before.schema.to_spec(self.before.prepare)
         own, own_prepare = (part.model_dump(exclude_unset=True) for part in (spec.data, spec.data.prepare))
         names = {*_INHERITED}
-        if "label" in own or "label_above" in own_prepare:
-            names -= {"label_above"}
+        if "label" in own or {"label_above", "label_is"} & {*own_prepare}:
+            names -= {"label_above", "label_is"}
         if spec.model.tables or own_prepare.get("sparse_columns") or own_prepare.get("list_columns"):
             names -= {"sparse_columns", "list_columns", "hex_columns", "list_delimiter"}
         prepare = {key: value for key, value in values["prepare"].items() if key in names} | own_prepare
         data = DataSpec.model_validate(values | own | {"prepare": prepare})
-        features = self.before.features if spec.has_default("features") else spec.features
+        earlier = self._features()
+        given = spec.features.model_dump(exclude_unset=True, mode="json")
+        columns = earlier.get("columns", {})
+        columns |= {name: columns.get(name, {}) | one for name, one in given.get("columns", {}).items()}
+        features = FeaturesSpec.model_validate(earlier | given | ({"columns": columns} if columns else {}))
         return spec.model_copy(update={"data": data, "features": features})
+
+    def _features(self) -> dict[str, Any]:
+        return self.before.schema.to_features(self.before.prepare, self.before.features)
 
     def aligned(self, spec: RunSpec, schema: Schema) -> Schema:
         """Return `schema` with the kinds of the earlier columns; refuse it if its ids could not mean the same rows."""
@@ -120,7 +129,8 @@ class EarlierIds:
         for what, before, now in (
             ("Criteo's own format", old.format == "criteo", schema.format == "criteo"),
             ("dense columns", *(_listed((*one.dense_names, *one.statistics_names)) for one in (old, schema))),
-            ("features", *(json.dumps(one.model_dump(mode="json")) for one in (self.before.features, spec.features))),
+            ("features", *(json.dumps(one.model_dump(mode="json"))
+                           for one in (FeaturesSpec.model_validate(self._features()), spec.features))),
             ("features that share a table", _sharing(self.before.manifest.settings.get(SHARED, {})),
              _sharing(shared_tables(spec.model))),
         ):

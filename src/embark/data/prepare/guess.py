@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.sampling import (
@@ -14,24 +17,29 @@ from embark.data.prepare.sampling import (
     Column,
     Judgement,
     Sample,
+    is_undecoded,
     is_zero_one,
     judge,
     kind_of,
     list_delimiter_of,
+    readable,
+    say_encoding,
     take_sample,
 )
 from embark.errors import DataError, nearest
-from embark.features.schema import KINDS, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn
-from embark.features.values import MEANINGS, time_formats
+from embark.features.schema import KINDS, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn, texts
+from embark.features.time_formats import common_formats, fits
+from embark.features.values import DecimalSign, decimal_sign, meaning_of_format, time_formats
 from embark.formatting import shortlist
 from embark.spec.data import DataSpec
+from embark.spec.features import FeaturesSpec
 from embark.spec.model import Table
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
 
 _MAX_NAME = 128
 _MAX_SHOWN = 12
-_NO_IDS = ("data.prepare.ignored_columns", "data.prepare.time_columns", "data.dense_columns",
+_NO_IDS = ("data.prepare.ignored_columns", "features.columns", "data.dense_columns",
            "weights_column")
 """Fields that name columns which are no ids."""
 
@@ -76,12 +84,20 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     delimiter = spec.data.prepare.list_delimiter or list_delimiter_of(
         [column for column in sample.columns if column.name not in _labels(spec)], lists)
     choice = _choose(spec, sample, tables, delimiter)
-    if not choice.sparse:
+    if not choice.sparse and not any({*parts} - {"age"} for parts in spec.features.times.values()):
         reasons = "; ".join(f"{name} {why}" for name, why in choice.why.items())
         raise DataError(f"{where}: no column was taken for ids, and a model needs one: {reasons}",
                         fix='name them: data.prepare.sparse_columns = ["…"]')
-    times = find_times(spec.data, sample.columns, where)
-    choice.why |= {time.name: f"{choice.why[time.name]}; holds {MEANINGS[time.format]}" for time in times}
+    for column in sample.columns:
+        found = dict(choice.sparse).get(column.name)
+        if found and found.kind == "text" and (cell := next(filter(is_undecoded, column.cells), "")):
+            raise DataError(f"{where}: column {column.name!r} has {readable(cell)!r}, which is not "
+                            f"{spec.data.prepare.encoding}", fix=say_encoding(InputFile(where, 0)))
+    times = find_times(spec.features, spec.data, sample.columns, where)
+    choice.why |= {time.name: f"{choice.why[time.name]}; holds {meaning_of_format(time.format)}" for time in times}
+    dense = tuple(spec.data.dense_columns) or tuple(choice.dense)
+    decimals = find_decimals(spec.features, spec.data, sample.columns, (*dense, *_labels(spec)))
+    choice.why |= {name: f"{choice.why[name]}; {sign!r} is its decimal sign" for name, sign in decimals.items()}
     by_name = {name: _sparse(spec, name, judgement, tables.get(name)) for name, judgement in choice.sparse}
     made = {column.name: column for column in (*_sparse_of_times(times), *_crosses(spec))}
     if taken := [column.name for column in made.values() if column.name in by_name]:
@@ -100,7 +116,7 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
                     tuple(columns), tuple(choice.ignored), sample.delimiter, sample.has_header,
                     choice.why, _all_examples(sample), list_delimiter=delimiter, times=times,
                     time_column=spec.data.time_column, labels=LabelColumn.of(spec.model.tasks),
-                    is_split_by_time=spec.data.prepare.split == "time")
+                    is_split_by_time=spec.data.prepare.split == "time", decimals=decimals)
     return _check_dense(spec, schema, where)
 
 
@@ -114,30 +130,59 @@ def _check_dense(spec: RunSpec, schema: Schema, where: str) -> Schema:
     return schema
 
 
-def find_times(data: DataSpec, columns: Iterable[Column], where: str) -> tuple[TimeColumn, ...]:
+def find_times(
+    features: FeaturesSpec, data: DataSpec, columns: Iterable[Column], where: str
+) -> tuple[TimeColumn, ...]:
     """Find the columns of times that the spec names, each with the format of most of its cells. Other formats are
     found when the rows are read."""
-    prepare, found = data.prepare, []
+    found = []
     for column in columns:
-        if column.name not in (*prepare.time_columns, data.time_column):
+        if column.name not in (*features.times, data.time_column):
             continue
-        formats = time_formats(column.cells, prepare.time_unit)
-        format = formats.most_common(1)[0][0] if formats else None
-        if format is None:
-            raise DataError(f"{where}: column {column.name!r} holds {_examples(column)}, which are no dates or times",
-                            fix=f"write it as one of: {'; '.join(MEANINGS.values())}. For numbers, set "
-                                'data.prepare.time_unit = "s" or "ms"')
-        features = prepare.time_columns.get(column.name, ())
-        if format == "date" and "hour" in features:
-            raise DataError(f"{where}: column {column.name!r} holds {MEANINGS[format]}, which have no hour",
-                            fix=f'leave "hour" out of data.prepare.time_columns for {column.name!r}')
-        found.append(TimeColumn(column.name, format, features))
+        parts, said = features.times.get(column.name, ()), features.of(column.name)
+        is_typed = column.type == "time"
+        format = _time_format_of(column, said.time_format if not is_typed else "", data.prepare.time_unit, where)
+        if "hour" in parts and (format == "date" or ("%" in format and "%H" not in format and "%I" not in format)):
+            raise DataError(f"{where}: column {column.name!r} holds {meaning_of_format(format)}, which have no hour",
+                            fix=f'leave "hour" out of features.columns.{column.name}.parts')
+        found.append(TimeColumn(column.name, format, parts, said.time_zone))
     return tuple(found)
+
+
+def _time_format_of(column: Column, said: str, unit: Literal["auto", "s", "ms"], where: str) -> str:
+    """Return the format that the spec says, or else that of most cells."""
+    if said:
+        if column.cells and not any(fits(cell, said) for cell in column.cells):
+            raise DataError(f"{where}: column {column.name!r} holds {_examples(column)}, and none of its values is "
+                            f"written {said}", fix=f"correct features.columns.{column.name}.time_format")
+        return said
+    formats = time_formats(column.cells, unit)
+    if formats and (format := formats.most_common(1)[0][0]):
+        return format
+    common = common_formats(column.cells, may_be_digits=True)
+    if len(common) == 1:
+        return common[0]
+    fix = f'features.columns.{column.name}.time_format = "%d.%m.%Y %H:%M", as the column is written'
+    if common:
+        fix = " or ".join(f'time_format = "{format}"' for format in common) + f", in [features.columns.{column.name}]"
+    what = f"which may be {' or '.join(common)}" if common else "which are no dates or times that are known"
+    raise DataError(f"{where}: column {column.name!r} holds {_examples(column)}, {what}",
+                    fix=f'say how it is written: {fix}. For numbers since 1970, data.prepare.time_unit = "s" or "ms"')
+
+
+def find_decimals(
+    features: FeaturesSpec, data: DataSpec, columns: Iterable[Column], names: Collection[str]
+) -> dict[str, DecimalSign]:
+    """Return the decimal signs of the columns among `names` whose numbers may have commas: as the spec says, else as
+    their text has them."""
+    found = {column.name: features.of(column.name).decimal or data.prepare.decimal or decimal_sign(column.cells)
+             for column in columns if column.name in names and column.type == "text"}
+    return {name: sign for name, sign in found.items() if sign}
 
 
 def _sparse_of_times(times: Sequence[TimeColumn]) -> Iterator[SparseColumn]:
     for column in times:
-        for kind in ("hour", "weekday"):
+        for kind in ("hour", "weekday", "day", "month"):
             if kind in column.features:
                 yield SparseColumn(f"{table_name(column.name)}_{kind}", kind, rows=TIME_ROWS[kind], column=column.name)
 
@@ -147,7 +192,7 @@ def _refuse_without_table(made: Iterable[SparseColumn], sparse: Sequence[SparseC
     rows = {(column.source, column.kind): column.rows or 0 for column in sparse}
     if wrong := [f'{{ name = "{column.name}", rows = {column.rows or "…"} }}' for column in made
                  if rows.get((column.source, column.kind), -1) < (column.rows or 0)]:
-        raise DataError(f"{where}: [model] has no table, or one of too few rows, for data.prepare.time_columns or "
+        raise DataError(f"{where}: [model] has no table, or one of too few rows, for the parts of times or "
                         "features.crosses",
                         fix=f"add to model.tables: {', '.join(wrong)}; or leave the tables out, so that the data says "
                             "them")
@@ -178,8 +223,12 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimi
     }
     said = {name: f"is named in {field}" for field, name in _named_columns(spec) if field in _NO_IDS}
     said |= dict.fromkeys(_labels(spec), "is the label")
+    if ones := texts(prepare.label_is):
+        others = {cell for column in sample.columns if column.name == data.label for cell in column.cells} - {*ones}
+        said[data.label] += f": 1 for {_some(ones)}, 0 for {_some(sorted(others)) or 'any other'}"
+    by_criteo = _criteo_roles([column.name for column in sample.columns])
     for column in sample.columns:
-        name, guessed = column.name, judge(column, list_delimiter)
+        name, guessed = column.name, by_criteo.get(column.name) or judge(column, list_delimiter)
         choice.why[name] = guessed.why
         if name in said:
             choice.why[name] = said[name]
@@ -199,6 +248,13 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimi
             if guessed.role != "ignored":
                 choice.why[name] += f"; {not_taken['dense' if guessed.role == 'dense' else 'sparse']}"
     return choice
+
+
+def _criteo_roles(names: Collection[str]) -> dict[str, Judgement]:
+    """Return the roles of columns named as Criteo's are where files have a header: I1 to I13 and C1 to C26."""
+    roles = {f"I{i}": Judgement("dense", "is one of Criteo's 13 integers") for i in range(1, 14)}
+    roles |= {f"C{i}": Judgement("sparse", "is one of Criteo's 26 ids", "hex") for i in range(1, 27)}
+    return roles if {*roles} <= {*names} else {}
 
 
 def _named_role(spec: RunSpec, column: Column, table: Table | None, list_delimiter: str) -> Judgement | None:
@@ -323,7 +379,7 @@ def _criteo(spec: RunSpec, sample: Sample, where: str) -> Schema:
     is_custom = (
         data.dense_columns not in ((), dense) or prepare.sparse_columns not in ((), names)
         or label_columns(spec.model.tasks) not in ((), ("label",))
-        or bool(prepare.list_columns or prepare.ignored_columns or prepare.time_columns or data.time_column))
+        or bool(prepare.list_columns or prepare.ignored_columns or spec.features.times or data.time_column))
     if is_custom:
         raise DataError(f"{where}: is Criteo's, whose columns are all taken: label, int_0 to int_12 and cat_0 to "
                         "cat_25", fix='leave the columns out of the spec; or set data.prepare.format = "csv", header = '
@@ -346,7 +402,7 @@ def _named_columns(spec: RunSpec) -> Iterator[tuple[str, str]]:
         ("data.dense_columns", data.dense_columns), ("data.prepare.sparse_columns", prepare.sparse_columns),
         ("data.prepare.list_columns", prepare.list_columns), ("data.prepare.hex_columns", prepare.hex_columns),
         ("data.prepare.ignored_columns", prepare.ignored_columns),
-        ("data.prepare.time_columns", tuple(prepare.time_columns)),
+        ("features.columns", tuple(spec.features.times)),
         ("data.time_column", (data.time_column,) if data.time_column else ()),
         ("features.columns", tuple(spec.features.columns)),
         ("model.tables", tuple(table.name for table in spec.model.tables)),
@@ -363,7 +419,7 @@ def _column_of(table: str, columns: Sequence[str]) -> str:
 
 def _refuse_unknown(spec: RunSpec, sample: Sample, where: str) -> None:
     columns = [column.name for column in sample.columns]
-    made = {f"{table_name(name)}_{kind}" for name, kinds in spec.data.prepare.time_columns.items() for kind in kinds}
+    made = {f"{table_name(name)}_{kind}" for name, kinds in spec.features.times.items() for kind in kinds}
     made |= {cross.name for cross in _crosses(spec)}
     wrong = [f"{named} names {name!r}: {nearest(name, columns)}" for named, name in _named_columns(spec)
              if (_column_of(name, columns) if named == "model.tables" else name) not in columns
@@ -385,14 +441,27 @@ def _check_label(spec: RunSpec, sample: Sample, where: str) -> None:
         raise DataError(f"{where}: has no column {label!r}, which data.label names; {which}",
                         fix=f"{_columns_fix(sample, list(columns))}; say which is the label, in the spec or with --set "
                             f"{named}")
-    if above is None and not is_zero_one(found):
-        values = sorted(set(found.cells))
-        fix = "name a column of numbers in data.label"
-        with suppress(ValueError, IndexError):  # it has words, or no value at all
-            middle = sorted(map(float, values))[(len(values) - 1) // 2]
-            fix = f"say what makes a 1, in the spec or with --set data.prepare.label_above={middle:g}"
-        raise DataError(f"{where}: data.label is {label!r}, which holds {_some(values) or 'no value'} and not 0 and 1",
-                        fix=fix)
+    _check_label_values(found, above, texts(spec.data.prepare.label_is), where)
+
+
+def _check_label_values(label: Column, above: float | None, ones: tuple[str, ...], where: str) -> None:
+    """Refuse a label of other values than 0 and 1 about which the spec is silent, or of which it names none."""
+    counts = Counter(label.cells).most_common()
+    values = sorted(value for value, _ in counts)
+    if ones and (len(values) < 2 or set(values) & set(ones)):
+        return
+    if not ones and (above is not None or is_zero_one(label)):
+        return
+    fix = "name a column of numbers in data.label"
+    with suppress(ValueError, IndexError):  # it has words, or no value at all
+        middle = sorted(map(float, values))[(len(values) - 1) // 2]
+        fix = f"say what makes a 1, in the spec or with --set data.prepare.label_above={middle:g}"
+    if ones or (len(values) == 2 and "label_above" not in fix):
+        rarer = json.dumps(readable(counts[-1][0]), ensure_ascii=False)
+        fix = f"say what makes a 1, in [data.prepare] of the spec: label_is = {rarer}"
+    named = f"data.prepare.label_is is {_some(ones)}, and column {label.name!r} holds" if ones else \
+        f"data.label is {label.name!r}, which holds"
+    raise DataError(f"{where}: {named} {_some(values) or 'no value'}" + ("" if ones else " and not 0 and 1"), fix=fix)
 
 
 def _columns_fix(sample: Sample, columns: Sequence[str]) -> str:
@@ -412,4 +481,5 @@ def _examples(column: Column) -> str:
 
 
 def _some(values: Sequence[str], limit: int = _MAX_SHOWN) -> str:
-    return shortlist([value if len(value) <= 24 else value[:24] + "…" for value in values], limit)
+    shown = map(readable, values)
+    return shortlist([value if len(value) <= 24 else value[:24] + "…" for value in shown], limit)

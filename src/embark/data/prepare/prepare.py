@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from embark.data.column_report import Problem, unseen_ids
 from embark.data.prepare.budget import Budget, plan_budget
 from embark.data.prepare.earlier_ids import EarlierIds, open_earlier
 from embark.data.prepare.guess import guess_schema
@@ -98,6 +99,7 @@ class PrepareResult:
     was_complete: bool  # The data was there already, made of the same files with the same settings.
     dropped: Mapping[str, str] = field(default_factory=dict)  # Columns of the input that are in no table, and why.
     id_map_from: str = ""  # The earlier data whose ids were kept.
+    hints: tuple[Problem, ...] = ()  # Oddities that a person may want to look at.
 
     def to_dict(self) -> dict[str, Any]:
         manifest = self.manifest
@@ -106,6 +108,7 @@ class PrepareResult:
             "size_bytes": manifest.size_bytes, "bad_rows": manifest.bad_rows, "elapsed_s": self.elapsed_s,
             "memory_bytes": self.memory_bytes, "was_complete": self.was_complete, "layout": manifest.layout.to_json(),
             "dropped": dict(self.dropped), "time_split": manifest.time_split,
+            "hints": [asdict(hint) for hint in self.hints],
             **({"id_map_from": self.id_map_from, "id_maps": manifest.settings["id_maps"]} if self.id_map_from else {}),
         }
 
@@ -126,7 +129,7 @@ def preview(spec: RunSpec) -> Preview:
     if earlier:
         ids["frequency"] = f"as in {earlier.path}; new values get new rows"
     schema = _with_transforms(spec, schema, inputs, files, earlier)
-    return Preview(schema, schema.to_toml(prepare), files, splits,
+    return Preview(schema, schema.to_toml(prepare, spec.features), files, splits,
                    "; ".join(ids[method] for method in dict.fromkeys(
                        method for method, column in zip(methods, schema.sparse, strict=True)
                        if column.kind not in TIME_ROWS and not column.weights_of)),
@@ -228,7 +231,8 @@ def prepare(
     return PrepareResult(out, complete or manifest, input_bytes, time.monotonic() - began_s, memory.peak_bytes,
                          was_complete=complete is not None,
                          dropped={name: schema.why.get(name, "") for name in schema.ignored},
-                         id_map_from=earlier.path if earlier else "")
+                         id_map_from=earlier.path if earlier else "",
+                         hints=tuple(unseen_ids(out, complete or manifest)))
 
 
 def settings_of(

@@ -18,7 +18,7 @@ from pyarrow.parquet import ParquetFile
 
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.rows import Segment
-from embark.data.prepare.sampling import Column, refuse_twins
+from embark.data.prepare.sampling import Column, refuse_twins, say_encoding
 from embark.data.prepare.text_stream import (
     BOM,
     MAX_ROW_BYTES,
@@ -33,7 +33,7 @@ from embark.data.prepare.text_stream import (
     split_rows,
 )
 from embark.errors import DataError, EmbarkError, nearest
-from embark.features.arrow.cells import is_list, is_text, normalize_array
+from embark.features.arrow.cells import as_bytes, as_text, is_list, is_text, normalize_array
 from embark.features.arrow.row_parser import Location, RowParser, json_array, json_column
 from embark.features.rows import BadRow, RawRows
 from embark.features.schema import Schema
@@ -55,11 +55,27 @@ class _ArrowReader:
     def __init__(
         self, schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: RowParser | None = None
     ) -> None:
-        self._schema, self._inputs = schema, inputs
+        self._schema, self._inputs, self._encoding = schema, inputs, prepare.encoding
         self._parser = parser or RowParser(schema, prepare)
         # JSON has no delimiter. One of several characters knows no quotes.
         self._delimiter = b"\0\0" if schema.format == "jsonl" else schema.delimiter.encode()
         self._has_quotes = len(self._delimiter) == 1
+
+
+    def _refuse_other_encodings(self, column: Callable[[str], Any], positions: Any, file: InputFile, at: str) -> None:
+        """Refuse words that are not UTF-8: a server, which gets UTF-8, would never find their ids."""
+        words = {one.source for one in self._schema.sparse if one.kind == "text"}
+        for name in (one for one in self._parser.columns if one in words):
+            cells = normalize_array(column(name))
+            if not is_text(cells.type):
+                continue
+            try:
+                as_text(cells).validate(full=True)
+            except pa.ArrowInvalid:
+                for position, cell in zip(positions, as_bytes(cells).to_pylist(), strict=True):
+                    if cell and cell.decode(errors="ignore").encode() != cell:
+                        raise DataError(f"{file.uri}: {at} {position:,} has {cell!r:.80} in column {name!r}, which is "
+                                        "not UTF-8", fix=say_encoding(file)) from None
 
 
 class CsvReader(_ArrowReader):
@@ -93,9 +109,10 @@ class CsvReader(_ArrowReader):
             if is_header_next and len(rows):
                 behind = int(cut.starts[rows[0] + 1] - cut.starts[0]) if rows[0] + 1 < len(cut.starts) else len(text)
                 text, rows, is_header_next = text[behind:], rows[1:], False
+            text = self._as_utf8(text, cut, file)
             column, num_rows, wrong = self._parse(text, columns, file)
             if self._schema.format == "csv" and not text.isascii():
-                self._refuse_other_encodings(column, np.delete(cut.starts[rows], list(wrong)), file)
+                self._refuse_other_encodings(column, np.delete(cut.starts[rows], list(wrong)), file, "the row at byte")
             bad = [BadRow(int(cut.lines[rows[number]]), why) for number, why in wrong.items()]
             rows = np.delete(rows, list(wrong))
             if num_rows != len(rows):
@@ -124,19 +141,17 @@ class CsvReader(_ArrowReader):
             raise DataError(f"{file.uri}: is not delimited text that can be read: {error}",
                             fix="check data.prepare.delimiter, and that the file is UTF-8 text") from error
 
-    def _refuse_other_encodings(self, column: Callable[[str], Any], starts: Any, file: InputFile) -> None:
-        """Refuse words that are not UTF-8: a server, which gets UTF-8, would never find their ids."""
-        words = {one.source for one in self._schema.sparse if one.kind == "text"}
-        for name in (one for one in self._parser.columns if one in words):
-            try:
-                column(name).cast(pa.large_binary()).cast(pa.large_string())
-            except pa.ArrowInvalid:
-                for start, cell in zip(starts, column(name).to_pylist(), strict=True):
-                    if cell.decode(errors="ignore").encode() != cell:
-                        raise DataError(f"{file.uri}: the row at byte {start:,} has {cell!r:.80} in column {name!r}, "
-                                        "which is not UTF-8",
-                                        fix=f"convert the file: iconv -f latin1 -t utf-8 {file.uri.rpartition('/')[2]} "
-                                            "> converted.csv") from None
+    def _as_utf8(self, text: bytes, block: RowBlock, file: InputFile) -> bytes:
+        """Convert rows, which end the block, from the encoding that the spec says."""
+        if self._encoding == "utf-8" or self._schema.format == "jsonl" or text.isascii():
+            return text
+        try:
+            return text.decode(self._encoding).encode()
+        except UnicodeDecodeError as error:
+            at = int(block.starts[0]) + len(block.text) - len(text) + error.start
+            raise DataError(f"{file.uri}: byte {at:,}, {text[error.start : error.start + 1]!r}, is not "
+                            f"{self._encoding}, which data.prepare.encoding says",
+                            fix="say the file's own encoding") from None
 
     def _table(self, text: bytes, delimiter: bytes, columns: Sequence[str]) -> Any:
         if not text:
@@ -156,7 +171,7 @@ class CsvReader(_ArrowReader):
     def _columns_of(self, file: InputFile) -> Sequence[str]:
         """Return the columns in this file's own order."""
         text = head(self._inputs, file, _HEADER_BYTES).removeprefix(BOM)
-        first = next((row for row in fields_of(text, self._schema.delimiter) if row), [])
+        first = next((row for row in fields_of(text, self._schema.delimiter, self._encoding) if row), [])
         names = header_names(first)
         if twice := [name for name in self._parser.columns if names.count(name) > 1]:
             raise DataError(f"{file.uri}: has two columns named {twice[0]!r}", fix="rename one of them")
@@ -242,6 +257,7 @@ class ParquetReader(_ArrowReader):
                     num_rows = batch.num_rows
                     lines = np.arange(line, line + num_rows)
                     location = Location(lines, lines + position, num_rows)
+                    self._refuse_other_encodings(batch.column, location.positions, file, "row")
                     yield self._parser.parse(batch.column, location, file.uri)
                     line += num_rows
             except (pa.ArrowException, OSError) as error:
@@ -367,4 +383,4 @@ class JsonLinesReader(CsvReader):
         values = [json_line(line) for line in text.splitlines() if line]
         wrong = {row: "is not a JSON object in UTF-8" for row, value in enumerate(values) if value is None}
         found = [value for value in values if value is not None]
-        return partial(json_column, found, split=self._parser.split_cell), len(found), wrong
+        return partial(json_column, found, parser=self._parser), len(found), wrong

@@ -15,14 +15,18 @@ from typing import Any, Literal
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.text_stream import BOM, fields_of, head, header_names, is_gzip
 from embark.errors import DataError
+from embark.features.time_formats import common_formats
 from embark.features.values import (
+    GROUPED,
     INTEGER,
     ISO_PATTERNS,
     MEANINGS,
     NUMBER,
     TimeFormat,
+    decimal_sign,
     json_line,
     json_object,
+    meaning_of_format,
     time_formats,
 )
 from embark.spec.data import PrepareSpec
@@ -50,9 +54,13 @@ _CRITEO_LINE = re.compile(r"[01](\t(-?[0-9]+)?){13}(\t([0-9a-fA-F]{8})?){26}")  
 _FEW = 50  # With no more distinct numbers than this, they rather name groups than measure amounts.
 _MANY_ROWS = 100  # From this number of rows on, it is significant that no value repeats.
 _LIST_SHARE = 0.05
+_DENSE = 2  # Different integers that fill a range up to so many times as wide are numbers of rows.
+_MANY_SHARE = 0.5
+_SMALL = 200
+_CONCENTRATED = 0.35  # Of the range; for ids it is a half.
 _SKEW = 0.1
 _DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
-USE_TIME = "data.prepare.time_columns makes features of it, data.time_column splits by it"
+USE_TIME = "features.columns.NAME.parts makes features of it, data.time_column splits by it"
 _WORDS: dict[str, list[str]] = tomllib.loads(
     Path(__file__).with_name("column_words.toml").read_text(encoding="utf-8"))
 
@@ -106,7 +114,8 @@ def take_sample(
     is_open = prepare.format == "auto" and prepare.delimiter in ("", "\t") and not prepare.column_names
     lines = text.decode(errors="replace").splitlines()[:100]
     num_criteo = sum(bool(_CRITEO_LINE.fullmatch(line)) for line in lines)
-    is_criteo = is_open and prepare.header is not True and num_criteo > 0.5 * len(lines)
+    has_names = {f"I{i}" for i in range(1, 14)} <= {*lines[0].split("\t")}
+    is_criteo = is_open and prepare.header is not True and not has_names and num_criteo > 0.5 * len(lines)
     if format == "criteo" or is_criteo:
         rows = [row for row in (line.split("\t") for line in lines) if len(row) == len(CRITEO_COLUMNS)]
         return Sample("criteo", tuple(Column.of(name, [row[i] for row in rows], {""})
@@ -131,8 +140,12 @@ def _format_of(prepare: PrepareSpec, inputs: Inputs, file: InputFile) -> Format:
 def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inputs, files: Sequence[InputFile],
                  text: bytes) -> Sample:
     first = files[0]
-    delimiter = prepare.delimiter or _guess_delimiter(first, text, known_names)
-    rows = _complete_rows(text, delimiter, is_cut=len(text) >= _HEAD_BYTES - len(BOM))
+    if prepare.encoding != "utf-8" and _is_utf8(text, prepare.encoding):
+        raise DataError(f"{first.uri}: is UTF-8, and data.prepare.encoding says {prepare.encoding}",
+                        fix="leave data.prepare.encoding out; rows to score are in the encoding of the training data, "
+                            "or JSON Lines, which are always UTF-8")
+    delimiter = prepare.delimiter or _guess_delimiter(first, text, prepare.encoding, known_names)
+    rows = _complete_rows(text, delimiter, prepare.encoding, is_cut=len(text) >= _HEAD_BYTES - len(BOM))
     if not rows:
         raise DataError(f"{first.uri}: has no complete row in its first {len(text):,} bytes",
                         fix="say in data.prepare.delimiter what stands between the fields")
@@ -148,7 +161,10 @@ def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inp
         raise DataError(f"{first.uri}: has {num_fields} fields a row between {delimiter!r}, and "
                         f"data.prepare.column_names has {len(names)} names", fix="name every column, in order")
     refuse_twins(first, names)
-    body = [row for row in (*rows[int(has_header) :], *_more_rows(inputs, files, delimiter))
+    if wrong := next((name for name in names if is_undecoded(name)), ""):
+        raise DataError(f"{first.uri}: the name of column {readable(wrong)!r} is not {prepare.encoding}",
+                        fix=say_encoding(first))
+    body = [row for row in (*rows[int(has_header) :], *_more_rows(inputs, files, delimiter, prepare.encoding))
             if len(row) == num_fields and (not has_header or header_names(row) != names)]
     if not body:
         raise DataError(f"{first.uri}: has columns, but no rows", fix="add at least one row below its header")
@@ -157,14 +173,42 @@ def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inp
     return Sample("csv", columns, delimiter, has_header)
 
 
+def _is_utf8(text: bytes, encoding: str) -> bool:
+    """Return whether text is rather UTF-8 than of another encoding: several characters beyond ASCII, or one where
+    each byte is a character."""
+    try:
+        words = text[: text.rfind(b"\n") + 1 or len(text)].decode()
+    except UnicodeDecodeError:
+        return False
+    is_of_bytes = len(bytes(range(256)).decode(encoding, "replace")) == 256
+    return sum(not word.isascii() for word in words) >= (1 if is_of_bytes else 4)
+
+
+def is_undecoded(cell: str) -> bool:
+    return not cell.isascii() and any("\udc80" <= letter <= "\udcff" for letter in cell)
+
+
+def readable(cell: str) -> str:
+    """Return text for people to read: what was not decoded becomes U+FFFD."""
+    return "".join("\ufffd" if is_undecoded(letter) else letter for letter in cell) if is_undecoded(cell) else cell
+
+
+def say_encoding(file: InputFile) -> str:
+    """Return the fix for text in another encoding."""
+    return ('if it is in Latin-1, set data.prepare.encoding = "latin-1"; or convert the file: iconv -f latin1 -t utf-8 '
+            f"{file.name} > converted.csv")
+
+
 def refuse_twins(file: InputFile, names: Sequence[str]) -> None:
     if twice := [name for name, count in Counter(names).items() if count > 1]:
         raise DataError(f"{file.uri}: has two columns named " + ", ".join(map(repr, twice)), fix="rename one of them")
 
 
-def _more_rows(inputs: Inputs, files: Sequence[InputFile], delimiter: str) -> Iterator[list[str]]:
+def _more_rows(
+    inputs: Inputs, files: Sequence[InputFile], delimiter: str, encoding: str
+) -> Iterator[list[str]]:
     for text in _more_text(inputs, files):
-        yield from _complete_rows(text, delimiter, is_cut=True)
+        yield from _complete_rows(text, delimiter, encoding, is_cut=True)
 
 
 def _more_text(inputs: Inputs, files: Sequence[InputFile]) -> Iterator[bytes]:
@@ -180,17 +224,17 @@ def _more_text(inputs: Inputs, files: Sequence[InputFile]) -> Iterator[bytes]:
                 yield inputs.read(file.uri, start, _MORE_BYTES).partition(b"\n")[2]
 
 
-def _complete_rows(text: bytes, delimiter: str, *, is_cut: bool) -> list[list[str]]:
-    rows = [row for row in fields_of(text, delimiter) if row]
+def _complete_rows(text: bytes, delimiter: str, encoding: str, *, is_cut: bool) -> list[list[str]]:
+    rows = [row for row in fields_of(text, delimiter, encoding) if row]
     return rows[:-1] if is_cut and len(rows) > 1 else rows
 
 
-def _guess_delimiter(file: InputFile, text: bytes, known_names: Collection[str]) -> str:
+def _guess_delimiter(file: InputFile, text: bytes, encoding: str, known_names: Collection[str]) -> str:
     """Find what cuts the header into the known names, else what cuts most rows into the same number of fields, and the
     most."""
     best: tuple[tuple[Any, ...], str] = ((), "")
     for rank, candidate in enumerate(_DELIMITERS):
-        rows = _complete_rows(text, candidate, is_cut=len(text) >= _HEAD_BYTES - len(BOM))[:200]
+        rows = _complete_rows(text, candidate, encoding, is_cut=len(text) >= _HEAD_BYTES - len(BOM))[:200]
         num_fields, count = Counter(map(len, rows)).most_common(1)[0] if rows else (0, 0)
         num_named = len(set(header_names(rows[0])) & set(known_names)) if rows else 0
         is_header = 1 < num_named == len(set(known_names))  # However many rows below it are broken.
@@ -244,6 +288,9 @@ def judge(column: Column, list_delimiter: str) -> Judgement:
     format = _time_format(cells)
     if format in ISO_PATTERNS:
         return Judgement("ignored", f"holds {MEANINGS[format]}; {USE_TIME}")
+    if column.type == "text" and (common := common_formats(cells, may_be_digits=False)):
+        return Judgement("ignored", f"holds {' or '.join(map(meaning_of_format, common))}; " + (
+            "say which in features.columns.NAME.time_format" if len(common) > 1 else USE_TIME))
     if column.type == "time" or all(_DATE.match(cell) for cell in cells):
         return Judgement("ignored", "holds times, but none that are read: 2024-05-31 and 2024-05-31T18:00:00Z are")
     share = sum(list_delimiter in cell for cell in cells) / len(cells)
@@ -256,6 +303,10 @@ def judge(column: Column, list_delimiter: str) -> Judgement:
         return _judge_integers(column, different, seen)
     if all(map(_NUMBER.fullmatch, cells)):
         return Judgement("dense", "holds numbers with fractions")
+    if column.type == "text" and decimal_sign(cells):
+        return Judgement("dense", f"holds numbers such as {next(cell for cell in cells if ',' in cell)}")
+    if column.type == "text" and all(re.fullmatch(GROUPED[","], cell) for cell in cells):
+        return Judgement("sparse", f"holds words, {seen}; if these are numbers, say their data.prepare.decimal", "text")
     if different == len(cells) >= _MANY_ROWS:
         return Judgement("ignored", f"different text in every row ({len(cells):,} checked)")
     return Judgement("sparse", f"holds words, {seen}", "text")
@@ -309,8 +360,15 @@ def _judge_integers(column: Column, different: int, seen: str) -> Judgement:
         return Judgement("sparse", f"holds digits with zeros in front, so they are names; {seen}", "text")
     values = [int(cell) for cell in cells]
     low, high = min(values), max(values)
-    if len(values) >= _MANY_ROWS and low in (0, 1) and values[:_MANY_ROWS] == list(range(low, low + _MANY_ROWS)):
+    is_unique = different == len(cells) >= _MANY_ROWS
+    if len(values) >= _MANY_ROWS and values[:_MANY_ROWS] == list(range(values[0], values[0] + _MANY_ROWS)):
         return Judgement("ignored", "numbers the rows")
+    if is_unique and (not words.isdisjoint(_WORDS["rows"]) or high - low < _DENSE * different):
+        return Judgement("ignored", f"different number in every row ({len(cells):,} checked), of {low:,} to {high:,}: "
+                                    "numbers the rows")
+    says_part = not words.isdisjoint(_WORDS["parts_of_times"])
+    if (says_time or says_part) and len(common := common_formats(cells, may_be_digits=True)) == 1:
+        return Judgement("ignored", f"holds {meaning_of_format(common[0])}; {USE_TIME}")
     if (says_time or (not says_id and different > 0.1 * len(cells))) and (format := _time_format(cells)):
         return Judgement("ignored", f"holds {MEANINGS[format]}; {USE_TIME}")
     if different <= _FEW and not (says_amount and different > 10):
@@ -318,11 +376,23 @@ def _judge_integers(column: Column, different: int, seen: str) -> Judgement:
     if says_amount and words.isdisjoint(("id", "ids")):
         return Judgement("dense", f"holds integers from {low:,} to {high:,}, and its name says amounts")
     is_skewed = low < 0 or statistics.median(values) - low < _SKEW * (high - low)
-    if is_skewed and not (says_id or column.name.lower().endswith("id")):
+    is_named_id = says_id or column.name.lower().endswith("id")
+    if is_skewed and not is_named_id:
         return Judgement("dense", f"holds integers from {low:,} to {high:,}, most of them small: amounts")
-    if different == len(cells) >= _MANY_ROWS:
+    is_many = different >= _MANY_SHARE * len(cells)
+    if (is_many or high - low < _SMALL) and not is_named_id and _is_concentrated(values):
+        return Judgement("dense", f"holds integers from {low:,} to {high:,}, " + (
+            f"{different / len(cells):.0%} of them different" if is_many else "small ones")
+            + ", half of them close together: amounts")
+    if is_unique:
         return Judgement("ignored", f"different number in every row ({len(cells):,} checked)")
     return Judgement("sparse", f"holds integers from {low:,} to {high:,}, {seen}: ids", "integer")
+
+
+def _is_concentrated(values: Sequence[int]) -> bool:
+    """Return whether the middle half lies in less of the range than that of ids, which are spread evenly."""
+    first, _, last = statistics.quantiles(values, n=4)
+    return last - first < _CONCENTRATED * (max(values) - min(values))
 
 
 def _has_leading_zero(cell: str) -> bool:

@@ -326,9 +326,10 @@ def _first_line_end(text: bytes) -> int | None:
     return found.end() if found else None
 
 
-def fields_of(text: bytes, delimiter: str) -> Iterator[list[str]]:
-    """Yield rows of text as Python's csv reads them: for the few that a header or a guess needs."""
-    words = text.decode("utf-8", errors="replace").replace("\0", "\ufffd")
+def fields_of(text: bytes, delimiter: str, encoding: str) -> Iterator[list[str]]:
+    """Yield rows of text as Python's csv reads them: for the few that a header or a guess needs. Bytes that are not of
+    the encoding become half of a character."""
+    words = text.decode(encoding, errors="surrogateescape").replace("\0", "\ufffd")
     if len(delimiter) > 1:
         yield from (line.split(delimiter) if line else [] for line in words.splitlines())
         return

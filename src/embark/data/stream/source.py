@@ -275,7 +275,7 @@ class StreamSource:
 
 def _parse(parser: RowParser, rows: list[Row]) -> RawRows:
     numbers = np.arange(len(rows))
-    cells = partial(json_column, rows, split=parser.split_cell)
+    cells = partial(json_column, rows, parser=parser)
     return parser.parse(cells, Location(numbers, numbers, len(rows)), "the stream")
 
 

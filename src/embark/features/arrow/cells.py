@@ -1,6 +1,7 @@
 """Cells of an Arrow column as numbers and as keys; those that cannot be read are marked, never raised."""
 
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
@@ -11,26 +12,15 @@ import pyarrow.compute as pc
 import pyarrow.types as types
 
 from embark.errors import DataError
-from embark.features.arrays import Array, Bytes, Doubles, Hashes, Int32s, Int64s, Mask
+from embark.features.arrays import Array, Bytes, Doubles, Hashes, Int32s, Int64s, Mask, last_of_lists
 from embark.features.hashing import hash_counters
 from embark.features.schema import SparseColumn
-from embark.features.values import (
-    INTEGER,
-    ISO_PATTERNS,
-    MAX_MICROS,
-    MEANINGS,
-    MICROS_PER_DAY,
-    MICROS_PER_HOUR,
-    MICROS_PER_UNIT,
-    NUMBER,
-    TimeFormat,
-)
+from embark.features.values import GROUPED, INTEGER, NUMBER
 
 Numbers = tuple[Array, Mask | None]
 """[n] values, NaN where missing or bad; [n] where there is a value that is not a finite 32-bit number."""
 
 _LIST_BYTES = 1 << 20
-_MICROS = pa.timestamp("us")
 _TRUE, _FALSE = ["true", "yes"], ["false", "no"]
 LARGEST = float(np.finfo(np.float32).max)
 _ALL_BITS = (1 << 64) - 1
@@ -51,11 +41,11 @@ class SparseCells:
     num_cut: int = 0
 
     def cut(self, max_ids: int) -> Self:
-        """Shorten lists to at most `max_ids`."""
-        if self.lengths is None or not (num_cut := int((self.lengths > max_ids).sum())):
+        """Shorten lists to their last `max_ids` values."""
+        if self.lengths is None:
             return self
-        index = np.arange(len(self.keys)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
-        return replace(self, keys=self.keys[index < max_ids], lengths=self.lengths.clip(max=max_ids), num_cut=num_cut)
+        keys, lengths, num_cut = last_of_lists(self.keys, self.lengths, max_ids)
+        return replace(self, keys=keys, lengths=lengths, num_cut=num_cut)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +55,26 @@ class CellParser:
     missing: tuple[str, ...]  # Text that stands for no value.
     list_delimiter: str = "|"  # Between the values of a cell of text; empty: `|` or `;`.
 
-    def numbers(self, array: Any, *, may_be_text: bool = False) -> Numbers:
-        """Read a dense column, or a label, which `may_be_text`: true, false, yes or no."""
+    def numbers(self, array: Any, *, may_be_text: bool = False, decimal: str = "") -> Numbers:
+        """Read a dense column, or a label, which `may_be_text`: true, false, yes or no. `decimal`: the decimal sign of
+        text that may have the other sign between thousands."""
         if isinstance(array, np.ndarray):
             return _finite(array, array)
         kind = (array := normalize_array(array)).type
         if types.is_null(kind):
             return np.full(len(array), np.nan), None
         if is_text(kind):
-            return _numbers_of_text(self.without_missing(array), may_be_text)
+            array = self.without_missing(array)
+            return _numbers_of_text(_with_points(array, decimal) if decimal else array, may_be_text)
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
             return _finite(_floats(array), array)
         raise DataError(f"holds {kind}, which is not a number")
+
+    def is_one_of(self, array: Any, words: Sequence[str]) -> Numbers:
+        """Return 1 where a cell is one of the words, 0 where it is anything else, NaN where it is missing."""
+        array = self.text(normalize_array(array))
+        is_one = pc.is_in(as_bytes(array), value_set=pa.array([word.encode() for word in words], as_bytes(array).type))
+        return np.where(array.is_null(), np.nan, is_one.to_numpy(zero_copy_only=False)), None
 
     def keys(self, array: Any, column: SparseColumn) -> SparseCells:
         """Read a sparse column: one key a row, or a list of them."""
@@ -242,6 +240,15 @@ def _numbers_of_text(array: Any, may_be_text: bool) -> Numbers:
     return _finite(_floats(pc.replace_substring_regex(numbers, r"^\+", "").cast(pa.float64())), array)
 
 
+def _with_points(array: Any, decimal: str) -> Any:
+    """Rewrite numbers with a decimal sign, and no sign between thousands; others become what is no number."""
+    text = pc.ascii_trim_whitespace(as_text(array))
+    fits = pc.match_substring_regex(text, f"^{GROUPED[decimal]}$")
+    plain = pc.replace_substring(pc.replace_substring(text, "," if decimal == "." else ".", ""), ",", ".")
+    is_nan = pc.equal(pc.ascii_lower(text), "nan")
+    return pc.if_else(fits, plain, pc.if_else(is_nan, text, "?"))
+
+
 def _finite(values: Array, array: Any) -> Numbers:
     """Mark values that are not finite 32-bit numbers as bad; NaN means missing."""
     is_odd = ~(np.abs(values) <= LARGEST)
@@ -405,77 +412,3 @@ def _repeats(array: Any) -> bool:
     """Return whether to hash each distinct word once instead of each value, judged by the first few thousand."""
     some = array.slice(0, _TRIAL_ROWS)
     return len(some) > 0 and len(some.unique()) < _WORTH_SHARE * len(some)
-
-
-@dataclass(frozen=True, slots=True)
-class Times:
-    """A column of dates or times."""
-
-    micros: Int64s  # [n]: microseconds since 1970; 0 if there is no time.
-    is_missing: Mask
-    is_bad: Mask
-
-    def keys(self, feature: str) -> SparseCells:
-        """Return the hour from 1 to 24 or the weekday from 1 (Monday) to 7: the id itself, since 0 is for a missing
-        time."""
-        whole = self.micros // MICROS_PER_HOUR % 24 if feature == "hour" else (self.micros // MICROS_PER_DAY + 3) % 7
-        return SparseCells((whole + 1).astype(np.uint64), is_missing=self.is_missing)
-
-    def days_until(self, other: "Times") -> Doubles:
-        """Return the days between two times, NaN where either is missing."""
-        days = (other.micros - self.micros) / MICROS_PER_DAY
-        return np.where(self.is_missing | other.is_missing, np.nan, days)
-
-
-def parse_times(array: Any, format: TimeFormat, cells: CellParser) -> Times:
-    """Read times. Each cell has the one format of its column; another is bad, since a guess for each cell could mix
-    time zones."""
-    array = trim(array) if is_text(array.type) else array
-    if is_text(array.type) and format in ISO_PATTERNS:
-        return _of_text(as_text(cells.without_missing(array)), format)
-    if format not in (found := _formats_of_type(array.type)) and found:
-        raise DataError(f"holds {array.type}, and the first file's holds {MEANINGS[format]}",
-                        fix="write the column alike in every file")
-    if types.is_timestamp(array.type) or types.is_date(array.type):
-        array = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)), safe=False)
-        micros = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-        return Times(micros, array.is_null().to_numpy(zero_copy_only=False), np.zeros(len(array), np.bool_))
-    values, is_bad = cells.numbers(array)
-    is_bad = np.zeros(len(values), np.bool_) if is_bad is None else is_bad
-    micros = np.rint(values * MICROS_PER_UNIT.get(format, 1))
-    is_bad = is_bad | (np.abs(micros) >= MAX_MICROS)
-    is_missing = np.isnan(values) & ~is_bad
-    return Times(np.where(is_bad | is_missing, 0, micros).astype(np.int64), is_missing, is_bad)
-
-
-def _formats_of_type(kind: Any) -> tuple[TimeFormat, ...]:
-    """Return which formats a column of this type can have; empty: any."""
-    if types.is_date(kind):
-        return ("date",)
-    if types.is_timestamp(kind):
-        return ("local",) if kind.tz is None else ("zoned",)
-    return () if is_text(kind) or types.is_null(kind) else ("s", "ms")
-
-
-def _of_text(text: Any, format: TimeFormat) -> Times:
-    is_there = text.is_valid().to_numpy(zero_copy_only=False)
-    fits = pc.match_substring_regex(text, ISO_PATTERNS[format])
-    text = pc.if_else(fits, text, pa.scalar(None, text.type))
-    text = pc.replace_substring_regex(text, "([.][0-9]{6})[0-9]+", r"\1")  # microseconds are kept
-    kind = _MICROS
-    if format == "zoned":
-        text, kind = pc.replace_substring_regex(text, " ?UTC$", "Z"), pa.timestamp("us", "UTC")
-    try:
-        parsed = text.cast(kind)
-    except pa.ArrowInvalid:  # A day or an hour that no calendar has, so each on its own.
-        parsed = pa.chunked_array([_cast_one(text[i : i + 1], kind) for i in range(len(text))]).combine_chunks()
-    has_time = parsed.is_valid().to_numpy(zero_copy_only=False)
-    micros = parsed.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    return Times(micros, ~is_there, is_there & ~has_time)
-
-
-def _cast_one(text: Any, kind: Any) -> Any:
-    try:
-        return text.cast(kind)
-    except pa.ArrowInvalid:
-        return pa.array([None], kind)

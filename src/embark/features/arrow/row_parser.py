@@ -17,14 +17,13 @@ from embark.features.arrow.cells import (
     LARGEST,
     CellParser,
     SparseCells,
-    Times,
     normalize_array,
-    parse_times,
 )
+from embark.features.arrow.times import Times, parse_times
 from embark.features.made import with_made
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
-from embark.features.schema import TIME_ROWS, LabelColumn, Schema
-from embark.features.values import MEANINGS, json_cell
+from embark.features.schema import TIME_ROWS, LabelColumn, Schema, texts
+from embark.features.values import DecimalSign, json_cell, meaning_of_format
 from embark.spec.data import PrepareSpec
 
 SplitCell = Callable[[str], list[str]]
@@ -65,11 +64,12 @@ class RowParser:
     """Makes rows of columns, by the schema."""
 
     def __init__(self, schema: Schema, prepare: PrepareSpec) -> None:
-        self._schema = schema
+        self._schema, self.prepare = schema, prepare
         above = prepare.label_above
         self._labels = schema.labels
         if schema.label and not schema.labels:
-            self._labels = (LabelColumn(schema.label, above is None, main_above=0.5 if above is None else above),)
+            self._labels = (LabelColumn(schema.label, above is None, main_above=0.5 if above is None else above,
+                                        ones=texts(prepare.label_is)),)
         self._cells = CellParser(prepare.missing, prepare.list_delimiter or schema.list_delimiter)
         self.number_columns = number_columns(schema)
         weighted = {column.weights_of for column in schema.sparse if column.weights_of}
@@ -81,6 +81,11 @@ class RowParser:
     def columns(self) -> list[str]:
         """The columns of the input that are needed."""
         return list(self._schema.needed)
+
+    @property
+    def decimals(self) -> Mapping[str, DecimalSign]:
+        """The decimal signs of columns of numbers that may have commas."""
+        return self._schema.decimals
 
     @property
     def id_columns(self) -> set[str]:
@@ -99,7 +104,7 @@ class RowParser:
         for position, name in enumerate(() if is_read else schema.dense):
             array = cells[name]
             with _in_column(where, name):
-                dense[:, position], is_bad = self._cells.numbers(array)
+                dense[:, position], is_bad = self._cells.numbers(array, decimal=schema.decimals.get(name, ""))
             bad.add(is_bad, name, array, "is not a number")
         for position, name in enumerate(schema.ages, len(schema.dense)):
             dense[:, position] = times[name].days_until(times[schema.time_column])
@@ -169,7 +174,9 @@ class RowParser:
         for label in self._labels:
             name, array, may_be_empty = label.name, cells[label.name], bool(self._schema.labels)
             with _in_column(where, name):
-                values, is_bad = self._cells.numbers(array, may_be_text=label.is_binary)
+                values, is_bad = self._cells.is_one_of(array, label.ones) if label.ones else \
+                    self._cells.numbers(array, may_be_text=label.is_binary,
+                                        decimal=self._schema.decimals.get(name, ""))
             is_empty = np.isnan(values)
             if may_be_empty or not label.is_binary:
                 bad.add(is_bad if may_be_empty else is_empty, name, array,
@@ -191,8 +198,9 @@ class RowParser:
         for column in schema.times:
             array = cells[column.name]
             with _in_column(where, column.name):
-                found[column.name] = times = parse_times(array, column.format, self._cells)
-            bad.add(times.is_bad, column.name, array, f"does not fit the column, which holds {MEANINGS[column.format]}")
+                found[column.name] = times = parse_times(array, column.format, self._cells, column.zone)
+            bad.add(times.is_bad, column.name, array, f"does not fit the column, which holds "
+                    f"{meaning_of_format(column.format)}")
             if schema.is_split_by_time and column.name == schema.time_column:
                 bad.add(times.is_missing, column.name, array, "is empty; a split by time needs one in every row")
         return found
@@ -243,13 +251,17 @@ def _why(name: str, cell: Any, what: str) -> str:
     return f"column {name!r}: {text if len(text) <= _MAX_CELL_CHARS else text[:_MAX_CELL_CHARS] + '…'} {what}"
 
 
-def json_column(rows: Sequence[Mapping[str, Any]], name: str, split: SplitCell | None = None) -> Any:
+def json_column(rows: Sequence[Mapping[str, Any]], name: str, parser: RowParser | None = None) -> Any:
     """Return the cells of a column as text, or as lists of text."""
-    return json_array([row.get(name) for row in rows], split)
+    cells = [row.get(name) for row in rows]
+    return json_array(cells, parser.split_cell, parser.decimals.get(name, "")) if parser else json_array(cells)
 
 
-def json_array(values: Sequence[Any], split: SplitCell | None = None) -> Any:
-    """Return JSON values as text, or as lists of text; beside arrays, `split` returns the values of a text."""
+def json_array(values: Sequence[Any], split: SplitCell | None = None, decimal: str = "") -> Any:
+    """Return JSON values as text, or as lists of text; beside arrays, `split` returns the values of a text. `decimal`:
+    the sign that text of the column has in its numbers; those of JSON have a point."""
+    if decimal == ",":
+        values = [repr(value).replace(".", ",") if type(value) is float else value for value in values]
     kinds = set(map(type, values))
     if list not in kinds:
         if kinds == {int} or (kinds == {float} and all(map(math.isfinite, values))):

@@ -340,3 +340,41 @@ def test_integers_of_more_than_64_bits_are_words(tmp_path):
     assert taken["wide_id"] == taken["longest_id"] == "words"
     assert taken["id"] == "integer ids"
     assert "more than 64 bits" in schema.why["wide_id"]
+
+
+def integers(folder: Path, **columns) -> dict[str, str]:
+    """The roles that columns of integers are taken for, beside a column of words."""
+    num = len(next(iter(columns.values())))
+    columns = {"label": [i % 2 for i in range(num)], "shop": [f"s{i % 9}" for i in range(num)], **columns}
+    lines = [",".join(columns), *(",".join(map(str, row)) for row in zip(*columns.values(), strict=True))]
+    schema = guess(folder, "\n".join(lines) + "\n")
+    assert all(schema.why.values())
+    return {row["column"]: row["taken_for"] for row in schema.describe()[2:]}
+
+
+def test_numbers_of_rows_are_dropped_wherever_they_begin(tmp_path):
+    draw = random.Random(5)
+    shuffled = draw.sample(range(1, 1001), 600)
+    found = integers(tmp_path, RowNumber=shuffled, part=list(range(7_001, 7_601)), key=draw.sample(range(10**9), 600),
+                     row_id=draw.sample(range(10**6), 600))
+    assert found == dict.fromkeys(("RowNumber", "part", "key", "row_id"), "ignored")
+
+
+def test_amounts_with_many_values_and_small_counts_are_numbers(tmp_path):
+    draw = random.Random(6)
+    weights = [round(draw.lognormvariate(12, 0.5)) for _ in range(3_000)]
+    hours = [40 if draw.random() < 0.5 else draw.randrange(1, 100) for _ in range(3_000)]
+    evenly = [draw.randrange(10**6, 2 * 10**6) for _ in range(3_000)]
+    found = integers(tmp_path, fnlwgt=weights, hours_per_week=hours, work=hours, visitor=weights, who=evenly)
+    assert found == {"fnlwgt": "dense", "hours_per_week": "dense", "work": "dense", "visitor": "integer ids",
+                     "who": "integer ids"}
+
+
+def test_criteo_with_a_header_has_the_roles_of_criteo_without(tmp_path):
+    draw = random.Random(2)
+    header = "\t".join(["label", *(f"I{i}" for i in range(1, 14)), *(f"C{i}" for i in range(1, 27))])
+    text = "\n".join([header, *(criteo_row(draw, str(i % 2)) for i in range(300))]) + "\n"
+    schema = guess(tmp_path, text)
+    assert schema.dense == tuple(f"I{i}" for i in range(1, 14))
+    assert [(column.name, column.kind) for column in schema.sparse] == [(f"C{i}", "hex") for i in range(1, 27)]
+    assert schema.why["I5"] == "is one of Criteo's 13 integers"

@@ -103,7 +103,7 @@ def test_every_type_can_be_an_id(tmp_path, kind, array, expected):
 
 
 LISTS = [
-    ("integer", pa.array([[1, 2, 3, 4], None, [], [5, None]], pa.list_(pa.int64())), [[1, 2, 3], [], [], [5]]),
+    ("integer", pa.array([[1, 2, 3, 4], None, [], [5, None]], pa.list_(pa.int64())), [[2, 3, 4], [], [], [5]]),
     # Without a null: pyarrow before 26 writes no such list with one, or cannot read it.
     ("integer", pa.array([[1, 2], [7, 8], [3, 4], [5, 6]], pa.list_(pa.int32(), 2)), [[1, 2], [7, 8], [3, 4], [5, 6]]),
     ("text", pa.array([["a"], None, [], ["b", " c ", ""]], pa.large_list(pa.string())),
@@ -127,7 +127,7 @@ def test_long_lists_are_read_in_slices_and_come_out_the_same(tmp_path):
     schema = one_column("g", is_list=True, max_ids=40)
     assert pa.array(cells).nbytes > 1 << 21
     (rows,) = read_table(tmp_path, pa.table({"y": [0, 1] * 10_000, "g": cells}), schema, chunk_bytes=1 << 30)
-    expected = [[w for w in cell.split("|") if w][:40] for cell in cells]
+    expected = [[w for w in cell.split("|") if w][-40:] for cell in cells]
     known = {w: key(w) for w in {w for words in expected for w in words}}
     assert rows.lengths[0].tolist() == [len(words) for words in expected]
     assert rows.keys[0].tolist() == [known[w] for words in expected for w in words]

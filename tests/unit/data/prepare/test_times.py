@@ -18,6 +18,7 @@ import pytest
 
 from embark.__main__ import run
 from embark.data.check import check
+from embark.data.evaluation_rows import open_rows
 from embark.data.export.id_values import read_values
 from embark.data.prepare import prepare as prepare_module
 from embark.data.prepare import splits
@@ -26,7 +27,9 @@ from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.later_rows import PreparedWith, write_later_rows
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.errors import DataError, SpecError
-from embark.features.arrow.cells import CellParser, parse_times
+from embark.features.arrow.cells import CellParser
+from embark.features.arrow.times import parse_times
+from embark.run.feature_metrics import feature_names
 from embark.spec import resolve
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -47,7 +50,8 @@ def in_zone(moment: datetime, index: int) -> datetime:
 
 def spec_of(folder: Path, name: str, prepare: dict | None = None, **data):
     return resolve({"data": {"kind": "prepared", "path": str(folder / "out"), "label": "bought", **data,
-                             "prepare": {"input": str(folder / name), "num_workers": 1, **(prepare or {})}}})
+                             "prepare": {"input": str(folder / name), "num_workers": 1, **(prepare or {})}},
+                    "features": {"numbers": "none", "missing_flags": False}})
 
 
 def write_csv(path: Path, rows: list[dict]) -> None:
@@ -291,8 +295,8 @@ def test_times_are_recognized_named_and_used_only_when_the_spec_says_so(tmp_path
         inputs = Inputs()
         schema = guess_schema(spec, inputs, inputs.find(str(tmp_path / f"rows.{name}")))
         assert schema.ignored == ("at", "listed")
-        assert schema.why["at"].startswith("holds times with a zone (2024-05-31T18:00:00Z); data.prepare.time_columns")
-        assert schema.why["listed"].startswith("holds dates (2024-05-31); data.prepare.time_columns makes features")
+        assert schema.why["at"].startswith("holds times with a zone (2024-05-31T18:00:00Z); features.columns")
+        assert schema.why["listed"].startswith("holds dates (2024-05-31); features.columns.NAME.parts makes features")
 
 
 def guess(folder: Path, rows: list[dict], prepare: dict, model: dict | None = None, **data):
@@ -307,9 +311,11 @@ def test_the_lines_of_toml_say_the_same_again(tmp_path):
     rows = [{**row, "at": micros(row["at"]) // 10**6} for row in shop(200)]
     first = guess(tmp_path, rows, SETTINGS, time_column="at")
     assert [(time.name, time.format) for time in first.times] == [("at", "s"), ("listed", "date")]
-    lines = tomllib.loads(first.to_toml(spec_of(tmp_path, "rows.csv", SETTINGS, time_column="at").data.prepare))["data"]
-    prepare = lines.pop("prepare")
-    again = guess(tmp_path, rows, prepare, **lines)
+    spec = spec_of(tmp_path, "rows.csv", SETTINGS, time_column="at")
+    lines = tomllib.loads(first.to_toml(spec.data.prepare, spec.features))
+    prepare = lines["data"].pop("prepare")
+    assert lines["features"]["columns"] == {"at": {"parts": ["hour", "weekday"]}, "listed": {"parts": ["age"]}}
+    again = guess(tmp_path, rows, prepare | {"time_columns": SETTINGS["time_columns"]}, **lines["data"])
     assert (again.times, again.sparse, again.dense_names) == (first.times, first.sparse, first.dense_names)
 
 
@@ -317,7 +323,7 @@ def test_the_lines_of_toml_say_the_same_again(tmp_path):
     ("soon", {"time_columns": {"at": ["hour"]}}, "column 'at' holds soon, which are no dates or times"),
     (12, {"time_columns": {"at": ["hour"]}}, "column 'at' holds 12, which are no dates or times"),
     ("2024-05-31", {"time_columns": {"at": ["hour"]}}, "which have no hour"),
-    ("2024-05-31", {"time_columns": {"when": []}}, "data.prepare.time_columns names 'when'"),
+    ("2024-05-31", {"time_columns": {"when": ["hour"]}}, "features.columns names 'when'"),
 ])
 def test_columns_that_hold_no_such_times_are_refused(tmp_path, at, prepare, message):
     with pytest.raises(DataError, match=message):
@@ -345,7 +351,7 @@ def test_tables_of_the_model_have_room_for_the_times(tmp_path):
     ({"split": "time"}, {}, "data.time_column"),
     ({"time_columns": {"at": ["age"]}}, {}, "the age of a column is the time from it to another"),
     ({"time_columns": {"at": ["age"]}}, {"time_column": "at"}, "the age of a column is the time from it to another"),
-    ({"time_columns": {"at": ["minute"]}}, {}, "'hour', 'weekday' or 'age'"),
+    ({"time_columns": {"at": ["minute"]}}, {}, "'hour', 'weekday', 'day', 'month' or 'age'"),
     ({"time_columns": {"at": ["hour"]}, "sparse_columns": ["at"]}, {}, "two roles"),
     ({"validation_from": "2024-05-31"}, {}, 'has no effect while data.prepare.split is "fraction"'),
     ({"split": "time", "validation_from": "31.5.2024"}, {"time_column": "at"}, "not an ISO 8601 date or time"),
@@ -368,6 +374,14 @@ def test_rows_with_earlier_ids_have_the_same_features_of_times(tmp_path):
     assert new.layout.dense == old.layout.dense
     assert [feature.name for feature in new.layout.features] == [feature.name for feature in old.layout.features]
     assert [feature.rows for feature in new.layout.features[1:]] == [25, 8]
+
+
+def test_features_of_one_time_have_names_of_their_own_in_the_importance(tmp_path):
+    write_formats(tmp_path, shop(300))
+    spec = spec_of(tmp_path, "rows.csv", SETTINGS, time_column="at")
+    manifest = prepare_from_spec(spec, tmp_path / "out").manifest
+    with open_rows(spec, manifest.fingerprint(), str(tmp_path / "out")) as rows:
+        assert [name for name, _, _ in feature_names(rows)] == ["item", "at_hour", "at_weekday", "listed_age"]
 
 
 def test_later_rows_need_no_time_of_the_split(tmp_path, read_rows):

@@ -99,14 +99,17 @@ def test_a_server_ranks_candidates_given_a_history(train_tiny, log, tmp_path):
     def use(client):
         return [client("POST", "/score", {"user": user, "candidates": candidates})[1] for user in (
             {"item": [3, 17, 4], "at": [100, 200, 1_000_000]}, {"item": [], "at": []}, {"item": [3, 17], "at": [100]},
-            {"item": [3] * 8, "at": [1] * 8}, {"item": [40], "at": [1]})]
+            {"item": [9, 9, 3, 17, 4, 5, 6, 7, 8], "at": list(range(9))},
+            {"item": [3, 17, 4, 5, 6, 7, 8], "at": list(range(2, 9))}, {"item": [40], "at": [1]})]
 
-    known, empty, unequal, long, outside = while_serving(artifact, use, scorer=RequestScorer(artifact, model.score))
+    scorer = RequestScorer(artifact, model.score)
+    known, empty, unequal, long, newest, outside = while_serving(artifact, use, scorer=scorer)
     assert len(set(known["scores"])) == 3
     assert known["scores"][0] == known["scores"][3]
     assert all(0 < score < 1 for score in known["scores"])
     assert len(set(empty["scores"])) == 1
     assert empty["scores"][0] == pytest.approx(1 / 11)  # one of 11 items that are alike
     assert "columns 'item' and 'at' have different numbers of values" in str(unequal["errors"])
-    assert "column 'item': more than 7 ids" in str(long["errors"])
+    assert long["scores"] == newest["scores"]
+    assert all(0 < score < 1 for score in long["scores"])
     assert "column 'item': an id is not in 0 to 39" in str(outside["errors"])
