@@ -24,6 +24,7 @@ OTHER_FIELDS = frozenset({  # Fields of these sections that do not decide what a
     "train.num_epochs", "train.num_steps", "train.eval_every", "train.early_stopping_patience",
     "train.early_stopping_metric", "train.early_stopping_min_delta", "train.sharding", "train.memory_reserve",
     "train.engine", "features.fitted",  # which follows from the data
+    "features.crosses",  # of prepared data alone, which has them in its content
 })
 LEARNING_FIELDS = frozenset(f"{name}.{field}" for name, section in (
     ("model", ModelSpec), ("data", DataSpec), ("features", FeaturesSpec), ("train", TrainSpec))

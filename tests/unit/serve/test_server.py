@@ -154,14 +154,14 @@ def test_a_request_that_cannot_be_read_fails_alone(artifact, monkeypatch):
     before, _, after = scorer.score([JsonColumns(ROWS[:2]), nested, JsonColumns(ROWS[:2])])
     assert is_alone(before)
     assert is_alone(after)
-    parse = scorer._parser.parse
+    parse = scorer.parser.parse
 
     def broken(column, where, name):
         if "defect" in column("word").to_pylist():
             raise RuntimeError("a defect")
         return parse(column, where, name)
 
-    monkeypatch.setattr(scorer._parser, "parse", broken)
+    monkeypatch.setattr(scorer.parser, "parse", broken)
     defect = JsonColumns([{**ROWS[0], "word": "defect"}])
     before, failed, after = scorer.score([JsonColumns(ROWS[:2]), defect, JsonColumns(ROWS[:2])])
     assert is_alone(before)
