@@ -68,7 +68,7 @@ RECORDS: dict[str, bytes] = {
     "an id infinite": in_text("user", "Infinity"), "a lone surrogate as id": in_text("user", r'"\ud800"'),
     "a list of words": changed(item=["a"]), "a list of lists": changed(item=[[1], [2]]),
     "a list of objects": changed(item=[{}]),
-    "a list with an id too large": changed(item=[1, 100]), "a list too long": changed(item=[1, 2, 3, 4]),
+    "a list with an id too large": changed(item=[1, 100]),
     "a list as an object": changed(item={"0": 1}), "a lone surrogate in a list": in_text("item", r'["\ud800"]'),
     "a dense word": changed(dense_1="dear"), "a dense list": changed(dense_1=[0.5]),
     "a dense object": changed(dense_1={}),

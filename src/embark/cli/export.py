@@ -33,8 +33,7 @@ def export(
 
     Each export is the next version at its URI: complete, or not there. Servers switch to it. Does not need torch.
 
-    --embeddings and --ids write Parquet instead, a file for each table, which may be larger than memory. --splits
-    writes one Parquet file.
+    --embeddings and --ids write Parquet instead, a file for each table, which may be larger than memory.
 
     Parameters
     ----------
@@ -53,8 +52,7 @@ def export(
     ids
         Write the id of each value to this folder, with the columns value, id, count; RUN may be prepared data.
     splits
-        Write the split of each row of the raw files to this file, with the columns file, row, split; RUN may be
-        prepared data.
+        Write file, row and split of each row of the raw files to this Parquet file; RUN is prepared data.
     only
         Write only this table, with --embeddings or --ids. Repeatable.
     force

@@ -10,6 +10,8 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,7 @@ LIMIT = 8.0  # Standard deviations from the mean at which a standardized value i
 _SAMPLE = 90_417
 _HEAVY_TAIL = 4.0
 _NUM_RANKS = 100
+_DIGEST_BYTES = sha256().digest_size
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -237,19 +240,24 @@ class NumberSample:
         return NumberSample(draws[chosen], dense[chosen], np.sum([one.num_missing for one in several], axis=0),
                             sum(one.num_rows for one in several))
 
-
     def write(self, path: Path) -> None:
-        """Write it to a file, complete or not at all."""
+        """Write it to a file with its checksum, complete or not at all."""
+        content = BytesIO()
+        for array in (self.draws, self.dense, self.num_missing, np.array(self.num_rows)):
+            np.save(content, array)
         with open(f"{path}.part", "wb") as file:
-            for array in (self.draws, self.dense, self.num_missing, np.array(self.num_rows)):
-                np.save(file, array)
+            file.write(sha256(content.getbuffer()).digest())
+            file.write(content.getbuffer())
             commit(file, path)
 
     @staticmethod
     def read(path: Path) -> NumberSample:
         """Read it from a file."""
-        with path.open("rb") as file:
-            draws, dense, num_missing, num_rows = (np.load(file) for _ in range(4))
+        data = path.read_bytes()
+        if sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
+            raise DataError(f"{path} is damaged", fix="--fresh starts the preparation over")
+        content = BytesIO(data[_DIGEST_BYTES:])
+        draws, dense, num_missing, num_rows = (np.load(content) for _ in range(4))
         return NumberSample(draws, dense, num_missing, int(num_rows))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
@@ -141,11 +142,18 @@ LEGACY_OPTIONS = ("dense", "time_columns")
 """Options of `[data.prepare]` that `[features]` replaced; records of earlier data and artifacts have them."""
 
 
-def legacy_features(prepare: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of `[features]` that say the same as a record of earlier `[data.prepare]`."""
+def legacy_features(prepare: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+    """Return the values of `[features]` that say the same as a record of earlier `[data.prepare]`, with what else is
+    given."""
     dense, times = prepare.get("dense", "auto"), prepare.get("time_columns") or {}
-    columns = {"columns": {name: {"parts": parts} for name, parts in times.items()}} if isinstance(times, dict) else {}
-    return ({} if dense == "auto" else {"numbers": dense, "missing_flags": False}) | (columns if times else {})
+    numbers = {} if dense == "auto" else {"numbers": dense, "missing_flags": False}
+    found = {**numbers, **given}
+    columns = given.get("columns", {})
+    if times and isinstance(times, dict) and isinstance(columns, dict):
+        names = dict.fromkeys((*times, *columns))
+        parts = {name: {"parts": times[name]} if name in times else {} for name in names}
+        found["columns"] = {name: {**parts[name], **columns.get(name, {})} for name in names}
+    return found
 
 
 _ONE_VALUE = 'makes several values of a column, and data.kind = "columns" has one for each'

@@ -127,14 +127,14 @@ class RunSpec(Section):
     @model_validator(mode="before")
     @classmethod
     def _with_legacy_features(cls, values: Any) -> Any:
-        """Read the specs of earlier runs, which have `data.prepare.dense`."""
+        """Read the specs of earlier runs, which have `data.prepare.dense` and `time_columns`."""
         data = values.get("data") if isinstance(values, dict) else None
         prepare = data.get("prepare") if isinstance(data, dict) else None
         if not isinstance(data, dict) or not isinstance(prepare, dict) or not {*LEGACY_OPTIONS} & {*prepare}:
             return values
         given = values.get("features", {})
         prepare = {key: value for key, value in prepare.items() if key not in LEGACY_OPTIONS}
-        features = {**legacy_features(data["prepare"]), **given} if isinstance(given, dict) else given
+        features = legacy_features(data["prepare"], given) if isinstance(given, dict) else given
         return {**values, "data": {**data, "prepare": prepare}, **({"features": features} if features else {})}
 
     @property

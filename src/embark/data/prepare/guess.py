@@ -39,8 +39,7 @@ from embark.spec.tasks import label_columns
 
 _MAX_NAME = 128
 _MAX_SHOWN = 12
-_NO_IDS = ("data.prepare.ignored_columns", "features.columns", "data.dense_columns",
-           "weights_column")
+_NO_IDS = ("data.prepare.ignored_columns", "data.dense_columns", "weights_column")
 """Fields that name columns which are no ids."""
 
 
@@ -222,6 +221,7 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimi
         "sparse": "not among " + ("model.tables" if tables else "data.prepare.sparse_columns"),
     }
     said = {name: f"is named in {field}" for field, name in _named_columns(spec) if field in _NO_IDS}
+    said |= dict.fromkeys(spec.features.times, "is named in features.columns")
     said |= dict.fromkeys(_labels(spec), "is the label")
     if ones := texts(prepare.label_is):
         others = {cell for column in sample.columns if column.name == data.label for cell in column.cells} - {*ones}
@@ -402,7 +402,6 @@ def _named_columns(spec: RunSpec) -> Iterator[tuple[str, str]]:
         ("data.dense_columns", data.dense_columns), ("data.prepare.sparse_columns", prepare.sparse_columns),
         ("data.prepare.list_columns", prepare.list_columns), ("data.prepare.hex_columns", prepare.hex_columns),
         ("data.prepare.ignored_columns", prepare.ignored_columns),
-        ("features.columns", tuple(spec.features.times)),
         ("data.time_column", (data.time_column,) if data.time_column else ()),
         ("features.columns", tuple(spec.features.columns)),
         ("model.tables", tuple(table.name for table in spec.model.tables)),

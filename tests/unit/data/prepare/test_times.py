@@ -148,8 +148,9 @@ def write_formats(folder: Path, rows: list[dict]) -> None:
                              "listed": pa.array(columns["listed"], pa.date32())}), folder / "rows.parquet")
 
 
-def days_listed(row: dict) -> float:
-    return (row["at"] - datetime.combine(row["listed"], datetime.min.time(), UTC)) / timedelta(days=1)
+def age(row: dict) -> float | None:
+    """The days since a product was listed."""
+    return row["listed"] and (row["at"] - datetime.combine(row["listed"], datetime.min.time(), UTC)) / timedelta(days=1)
 
 
 def test_csv_json_lines_and_parquet_give_the_rows_of_plain_python(tmp_path, read_rows):
@@ -159,7 +160,7 @@ def test_csv_json_lines_and_parquet_give_the_rows_of_plain_python(tmp_path, read
                  for name in ("csv", "jsonl", "parquet")}
     assert len({manifest.fingerprint() for manifest in manifests.values()}) == 1
     manifest = manifests["csv"]
-    assert manifest.layout.dense == ("listed_age", "listed_age_missing")
+    assert manifest.layout.dense == ("listed_age",)
     assert [(f.name, f.rows) for f in manifest.layout.features[1:]] == [("at_hour", 25), ("at_weekday", 8)]
     newest = sorted((row["at"] for row in rows), reverse=True)
     validation_from, test_from = newest[269], newest[89]
@@ -170,17 +171,15 @@ def test_csv_json_lines_and_parquet_give_the_rows_of_plain_python(tmp_path, read
               "test": [row for row in rows if row["at"] >= test_from]}
     assert [len(some) for some in splits.values()] == [630, 180, 90]
     counts = Counter(row["item"] for row in splits["train"])
-    known = [days_listed(row) for row in splits["train"] if row["listed"]]
-    known = np.clip(known, *np.quantile(known, [0.001, 0.999]))
-    mean, scale = known.mean(), known.std()
     for split, some in splits.items():
         read = read_rows(tmp_path / "csv", manifest, split)
         assert [label for label, _, _ in read] == [row["bought"] for row in some]
         assert [(hour, day) for _, _, (_, (hour,), (day,)) in read] == [
             (row["at"].hour + 1, row["at"].isoweekday()) for row in some]
-        assert [dense[0] for _, dense, _ in read] == pytest.approx([
-            (days_listed(row) - mean) / scale if row["listed"] else 0 for row in some], rel=1e-4, abs=1e-6)
-        assert [dense[1] for _, dense, _ in read] == [float(not row["listed"]) for row in some]
+        days = [age(row) for row in some]
+        mean = np.mean([age(row) for row in splits["train"] if row["listed"]])
+        days = [mean if one is None else one for one in days]
+        assert [dense for _, (dense,), _ in read] == pytest.approx(days, rel=1e-6)
         # The more training rows an item has, the smaller its id; what only newer rows have is no item of its own.
         assert all((item == 0) == (counts[row["item"]] == 0)
                    for row, (_, _, ((item,), _, _)) in zip(some, read, strict=True))

@@ -102,7 +102,7 @@ def test_prepared_weights_train_and_score_as_an_own_source(
     maps = {one.feature.name: one for one in encoder.maps}
     source = open_source(resolve_from_data(spec))
     batch = source.eval_rows(0, 96)
-    kept = [(row[0], row[1], row[2][:4], row[3][:4], row[4]) for row in draw(96, 2)]
+    kept = [(row[0], row[1], row[2][-4:], row[3][-4:], row[4]) for row in draw(96, 2)]
     assert batch.weights is not None
     assert batch.weights[:-96].tolist() == np.float32([w for row in kept for w in row[3]]).tolist()
     assert batch.weights[-96:].tolist() == [1] * 96
