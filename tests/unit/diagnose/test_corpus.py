@@ -135,8 +135,8 @@ def test_codes_and_names_are_unique_and_refer_to_rules_that_are_there():
 def test_a_command_of_embark_s_is_one_of_its_commands():
     texts = "\n".join(f"{rule.command} {rule.fix}" for rule in load_rules())
     assert set(re.findall(r"\bembark ([a-z]+)", texts)) <= {
-        "bench", "catalog", "checkpoints", "data", "diagnose", "doctor", "evaluate", "launch", "lint", "logs", "plan", "rehearse",
-        "render", "rollback", "train", "watch"}
+        "bench", "catalog", "checkpoints", "data", "diagnose", "doctor", "evaluate", "launch", "lint", "logs", "plan",
+        "rehearse", "render", "rollback", "train", "watch"}
 
 
 def test_no_rule_is_hidden_by_one_that_it_hides():
