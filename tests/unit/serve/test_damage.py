@@ -9,6 +9,7 @@ import signal
 import threading
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 from exported_runs import EditedRun
@@ -26,6 +27,11 @@ POLL = ("--poll-s", "0.05")
 
 def scores_of(uri: str, version: int | None = None) -> list[float]:
     return list(load_scorer(uri, version).score([JsonColumns(ROWS)])[0].scores)
+
+
+def are_same(scores: list[float], expected: list[float]) -> bool:
+    """Whether they are the scores of one version: a CPU may sum a row otherwise beside the rows of another request."""
+    return len(scores) == len(expected) and np.allclose(scores, expected, rtol=0, atol=1e-6)
 
 
 def wait_until(is_true) -> None:
@@ -98,7 +104,8 @@ def test_damage_below_a_server_changes_no_answer_and_ends_nothing(tmp_path, dama
             asking.wait()
         ready = client("GET", "/v2/health/ready")[1]
         process.send_signal(signal.SIGTERM)
-    assert {(status, version, *scores) for status, version, scores, _ in asking.answers} == {(200, 1, *expected)}
+    assert {(status, version) for status, version, *_ in asking.answers} == {(200, 1)}
+    assert all(are_same(scores, expected) for _, _, scores, _ in asking.answers)
     assert (ready["live"], ready["ready"], ready["version"]) == (True, True, 1)
 
 
@@ -144,7 +151,7 @@ def test_a_place_that_is_wiped_and_exported_again_is_a_new_version(tmp_path, wor
         about, metrics = client("GET", "/v2/models/edited")[1], client("GET", "/metrics")[1]
     assert (first.version, second.version) == (1, 1)
     assert {(status, version) for status, version, *_ in asking.answers} == {(200, 1)}
-    assert all(scores == expected[identity] for _, _, scores, identity in asking.answers)
+    assert all(are_same(scores, expected[identity]) for _, _, scores, identity in asking.answers)
     assert {identity for *_, identity in asking.answers[num + 4 :]} == {second.identity[:12]}
     assert about["parameters"]["identity"] == second.identity[:12]
     assert f'embark_serve_version_info{{identity="{second.identity[:12]}",version="1"}} 1.0' in metrics
@@ -172,7 +179,8 @@ def test_switching_between_deltas_is_at_once_and_without_a_traceback(tmp_path, w
         errors = process.stderr.read()
     assert [(change["version"], change["refused"]) for change in changes] == [(version, "") for version in versions]
     assert errors == b""
-    assert all(scores == expected[version] for _, version, scores, _ in asking.answers)
+    assert not are_same(expected[2], expected[3])
+    assert all(are_same(scores, expected[version]) for _, version, scores, _ in asking.answers)
 
 
 @pytest.mark.slow
