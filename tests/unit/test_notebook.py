@@ -64,7 +64,7 @@ def test_the_guide_s_notebook_runs_and_shows_what_it_says(tmp_path):
     held = float(re.search(r"Held-out AUC (0\.\d+)", run)[1])
     assert 0.75 < held < 0.85
     assert f"{held:.4f}" in evaluated
-    assert {"customer", "category", "city", "price", "shown"} <= set(importance.split())
+    assert {"customer", "category", "city", "price", "shown_weekday"} <= set(importance.split())
     assert float(best.splitlines()[1].split()[-1]) > 0.9
     rows = [list(map(float, line.split()[-3:])) for line in by_score.splitlines()[2:]]
     assert sum(row[0] for row in rows) == 2_000
