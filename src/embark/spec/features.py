@@ -170,7 +170,7 @@ def with_bucket_tables(spec: RunSpec) -> RunSpec:
     model, features = spec.model, spec.features
     if spec.data.kind != "columns" or spec.stream.is_on:
         return spec
-    is_auto = not model.gives_tables and features.bucket_tables == "auto" and not features.columns
+    is_auto = not model.gives_tables and features.bucket_tables == "auto"
     columns = [name for name in spec.data.dense_columns if features.has_buckets(name, auto=is_auto)]
     given = model.table_list() if model.gives_tables or not columns else ()
     taken = {table.name for table in given}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 from embark.errors import SpecError, UserError
 from embark.spec import RunSpec, resolve
 from embark.spec.load import parse_settings, put
+from embark.spec.model import POOLED_KINDS
 from embark.spec.toml import flatten
 
 if TYPE_CHECKING:
     import optuna
 
-SECTIONS = ("model", "train")
+SECTIONS = ("model", "train", "features")
 DEFAULTS = tomllib.loads(Path(__file__).with_name("default_space.toml").read_text(encoding="utf-8"))
 LOG_RATIO = 10  # A range this wide is searched on a logarithmic scale.
 MIN_BATCH = 16
@@ -56,18 +59,21 @@ SearchSpace = Mapping[str, Dimension]
 
 
 def with_values(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
-    """Give some fields other values; raises `SpecError` if the spec does not allow them."""
+    """Give some fields other values, lists as text of TOML; raises `SpecError` if the spec does not allow them."""
     raw = spec.model_dump(exclude_unset=True)
     for field, value in values.items():
-        put(raw, field, value)
+        is_list = isinstance(value, str) and value.startswith("[")
+        put(raw, field, json.loads(value) if is_list else value)
     return resolve(raw)
 
 
 def own_values(spec: RunSpec, fields: Iterable[str]) -> dict[str, Any]:
-    """Return the spec's own values of these fields."""
-    values = flatten(spec.model_dump())
+    """Return the spec's own values of these fields, lists as text."""
+    values = flatten(spec.model_dump()) | {f"{section}.{name}": value for section in SECTIONS
+                                           for name, value in getattr(spec, section)}
     values["train.dense_learning_rate"] = values["train.dense_learning_rate"] or spec.train.learning_rate
-    return {field: values[field] for field in fields}
+    return {field: json.dumps(values[field]) if isinstance(values[field], tuple | list) else values[field]
+            for field in fields}
 
 
 def parse_search(spec: RunSpec, arguments: Sequence[str]) -> SearchSpace:
@@ -79,11 +85,12 @@ def _parse(spec: RunSpec, argument: str) -> tuple[str, Dimension]:
     field, _, text = argument.partition("=")
     section, _, name = field.partition(".")
     if section not in SECTIONS or not text or not name:
-        raise UserError(f"--search {argument}: is not a field of [train] or [model] with values",
+        raise UserError(f"--search {argument}: is not a field of [train], [model] or [features] with values",
                         fix="--search train.learning_rate=0.001..0.1, or --search train.batch_size=256,512")
     is_range = ".." in text
-    words = text.split(".." if is_range else ",")
-    values = tuple(parse_settings([f"{field}={word.strip()}"])[0][field] for word in words)
+    words = text.split("..") if is_range else re.split(r",(?![^\[]*\])", text)  # not at commas within a list
+    read = (parse_settings([f"{field}={word.strip()}"])[0][field] for word in words)
+    values = tuple(json.dumps(value) if isinstance(value, list) else value for value in read)
     for value in values:
         with_values(spec, {field: value})
     if not is_range:
@@ -97,10 +104,15 @@ def _parse(spec: RunSpec, argument: str) -> tuple[str, Dimension]:
     return field, Dimension(values, True, isinstance(getattr(getattr(spec, section), name, None), int))
 
 
-def default_space(spec: RunSpec, *, has_regularization: bool, has_own_pace: bool = False) -> SearchSpace:
+def default_space(
+    spec: RunSpec, *, has_regularization: bool, has_own_pace: bool = False, has_features: bool = False
+) -> SearchSpace:
     """Return rates and optimizers of tables and dense layers, the batch, how strongly the model is regularized, its
-    kind and width, as far as the spec allows them. The space contains the spec's own values. `has_own_pace`: each
-    trial's batch decides when it is evaluated."""
+    kind, width and layers, the epochs and the features, as far as the spec allows them. The space contains the spec's
+    own values. `has_own_pace`: each trial's batch decides when it is evaluated, and early stopping how long it is
+    trained. `has_features`: features can be other ones."""
+    is_of = {"pooled": spec.model.kind in POOLED_KINDS, "": True,
+             "bottom": spec.model.kind in ("dlrm", "dcnv2") and spec.model.num_dense > 0}
     space: dict[str, Dimension] = {}
     for field, own in own_values(spec, DEFAULTS).items():
         about = DEFAULTS[field]
@@ -109,14 +121,18 @@ def default_space(spec: RunSpec, *, has_regularization: bool, has_own_pace: bool
             space[field] = Dimension((min(low, own or low), max(high, own)), True)
             continue
         choices = about.get("choices") or [own // part for part in about["parts"] if own // part >= MIN_BATCH]
-        if about.get("is_among_them") and own not in choices:
+        if not is_of[about.get("is_of", "")] or (field.startswith("features.") and not has_features):
             continue
+        if field == "model.kind" and not has_regularization:  # JAX has no others
+            choices = choices[:2]
         allowed = tuple(value for value in dict.fromkeys([own, *choices]) if _is_allowed(spec, field, value))
         if len(allowed) > 1 and (has_regularization or not about.get("is_regularization")):
             space[field] = Dimension(allowed)
     # Another batch size would be another number of samples.
     if not has_own_pace and (spec.train.num_steps or spec.train.eval_every):
         space.pop("train.batch_size", None)
+    if has_own_pace or spec.train.num_steps or spec.data.kind == "synthetic":
+        space.pop("train.num_epochs", None)
     return space
 
 

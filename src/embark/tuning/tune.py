@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embark.catalog.pricing import price_of_run
-from embark.errors import Diverged, OverBudget, RunInUse, UserError
+from embark.data.prepare.inputs import open_inputs
+from embark.data.prepare.prepare import prepare_from_spec
+from embark.errors import Diverged, EmbarkError, OverBudget, RunInUse, SpecError, UserError
 from embark.events import Event, Fanout, Sink, read_events
 from embark.events.events import to_jsonable
 from embark.events.metrics import metric
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
 
     from embark.run.trainer import TrainerBackend
 
+MAX_INPUT_BYTES = 256 << 20  # Of raw files that are prepared again for other features, unless --search names them.
 NUM_EVALUATIONS = 8  # Evaluations of a trial, if the spec asks for none before the end.
 BEST = "best.toml"
 JOURNAL = "optuna.journal"
@@ -64,7 +67,7 @@ class TuneRequest:
     """None: the AUC; for two towers, Recall@K; for tasks of which none is binary, the log loss."""
     search: Sequence[str] = ()
     """Fields and their values, such as `train.learning_rate=0.001..0.1`; empty: rates, optimizers, batch size,
-    regularization, and the model's kind and width."""
+    regularization, the model's kind, width and layers, epochs and features."""
     workers: int = 1
     """Processes that share the search, such as the jobs of an array of Slurm. One alone repeats its trials exactly."""
 
@@ -161,7 +164,12 @@ class Search:
         self.spec = spec = run.spec
         self._space = parse_search(spec, request.search) or default_space(
             spec, has_regularization=not wants_jax(spec) and spec.train.engine != "cuda_graph",
-            has_own_pace=self._has_own_pace)
+            has_own_pace=self._has_own_pace, has_features=self._has_features(MAX_INPUT_BYTES))
+        self._searches_features = any(field.startswith("features.") for field in self._space)
+        if self._searches_features and not self._has_features():
+            raise UserError("--search features…: the data cannot be prepared again with other features",
+                            fix="leave tables and num_dense out of [model], name data.prepare.input, and search with "
+                                "one worker")
         self._search = {field: str(dimension) for field, dimension in self._space.items()}
         duration = {f"train.{name}": getattr(spec.train, name) for name in ("num_epochs", "num_steps", "eval_every")}
         self._subject = {**run.identity, **duration, "--metric": self._metric, "--search": self._search}
@@ -263,7 +271,10 @@ class Search:
     def _train(self, trial: optuna.Trial, backend: TrainerBackend, signals: StopSignals) -> None:
         from embark.run.loop import train
 
-        spec = self._trial_spec(trial)
+        try:
+            spec = self._trial_spec(trial)
+        except SpecError:  # each value is allowed by itself
+            return self.tell(trial, "FAIL")
 
         def report(evaluated: Mapping[str, Any]) -> str:
             trial.report(evaluated[self._metric], math.ceil(evaluated["step"] / spec.train.eval_every))
@@ -294,18 +305,44 @@ class Search:
 
     def _trial_spec(self, trial: optuna.Trial) -> RunSpec:
         """Return the spec of a trial, which is evaluated at the same shares of its steps as every other."""
-        spec = with_values(self.spec, {  # the budget is that of all trials together
-            **trial.params, "name": trial_name(trial.number), "store.root": str(self.folder), "place.budget_usd": None})
+        values = self._values(trial.params)
+        if "data.path" in values:
+            prepare_from_spec(with_values(self._given, values))
+        spec = with_values(self._given if self._searches_features else self.spec, {
+            **values,  # the budget is that of all trials together
+            "name": trial_name(trial.number), "store.root": str(self.folder), "place.budget_usd": None})
         num = spec.train.num_epochs * EVALS_PER_EPOCH if self._has_own_pace else NUM_EVALUATIONS
         share = math.ceil(num_steps_of(spec.train, self._num_train_samples) / num)
         return with_values(spec, {"train.eval_every": share if self._has_own_pace else spec.train.eval_every or share})
+
+    def _has_features(self, max_bytes: float = math.inf) -> bool:
+        """Tell whether trials may have other features: of files in memory, or of data that is prepared again."""
+        spec, model = self._given, self._given.model
+        if spec.stream.is_on or spec.data.kind != "prepared":
+            return spec.data.kind == "columns" and not spec.stream.is_on
+        if model.gives_tables or "num_dense" in model.model_fields_set or self.request.workers > 1:
+            return False
+        try:
+            return sum(file.size_bytes for file in open_inputs(spec.data.prepare.input)[1]) <= max_bytes
+        except EmbarkError:
+            return False
+
+    def _values(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values of a trial, with the place of data that is prepared so."""
+        own = own_values(self.spec, params)
+        changed = {field: value for field, value in params.items()
+                   if field.startswith("features.") and value != own[field]}
+        if not changed or self.spec.data.kind != "prepared":
+            return dict(params)
+        name = ",".join(f"{field[9:]}={value}" for field, value in changed.items())
+        return {**params, "data.path": str(self.folder / "prepared" / name)}
 
     def _save(self, stopped_by: str = "") -> TuneResult:
         """Write the results, for `embark watch` and for a person, and remove checkpoints that nobody needs."""
         with self._alone():
             result = self._result(stopped_by)
             if result.best is not None:
-                best = with_values(self._given, {**result.trials[result.best].values,
+                best = with_values(self._given, {**self._values(result.trials[result.best].values),
                                                  "name": f"{self.spec.name}-tuned"})
                 write_atomic(self.folder / BEST, to_toml(best, only_set=True))
             write_atomic(self.folder / TUNE, json.dumps(to_jsonable(asdict(result)), indent=1) + "\n")

@@ -17,8 +17,10 @@ def test_the_default_space_contains_the_specs_own_values():
     space = default_space(spec, has_regularization=True)
     assert [*space] == ["train.learning_rate", "train.dense_learning_rate", "train.optimizer", "train.dense_optimizer",
                         "train.batch_size", "model.dropout", "train.weight_decay", "train.embedding_l2", "model.kind",
-                        "model.embedding_dim"]
-    assert space["model.kind"] == Dimension(("dlrm", "dcnv2"))
+                        "model.embedding_dim", "model.top_mlp", "model.bottom_mlp"]
+    assert space["model.kind"] == Dimension(("dlrm", "dcnv2", "deepfm", "wide_deep", "finalmlp", "masknet"))
+    assert space["model.top_mlp"] == Dimension(("[16]", "[64]", "[256, 128]", "[512, 256]"))
+    assert with_values(spec, {"model.top_mlp": "[256, 128]"}).model.top_mlp == (256, 128)
     assert space["train.learning_rate"] == Dimension((1e-3, 0.5), is_range=True)
     assert space["train.dense_learning_rate"] == Dimension((3e-4, 0.5), is_range=True)
     assert space["train.batch_size"] == Dimension((128, 32))  # 8 is too small
@@ -34,7 +36,8 @@ def test_the_default_space_contains_the_specs_own_values():
     ((), {"train.batch_size"}),  # the steps are given: another batch is another number of samples
     ((EPOCHS, "train.eval_every=4"), {"train.batch_size"}),
     ((EPOCHS, "model.tables=[{name='a', rows=10, multi_hot=3}]"), {"train.embedding_l2"}),
-    ((EPOCHS, "model.kind=mine:Model", "model.code='x'"), {"model.dropout", "model.kind"}),
+    ((EPOCHS, "model.kind=mine:Model", "model.code='x'"),
+     {"model.dropout", "model.kind", "model.top_mlp", "model.bottom_mlp"}),
 ])
 def test_what_the_spec_does_not_allow_is_not_searched(sets, missing):
     every = default_space(resolve(TINY, [EPOCHS]), has_regularization=True)
@@ -43,6 +46,19 @@ def test_what_the_spec_does_not_allow_is_not_searched(sets, missing):
     assert paced.keys() == every.keys()
     plain = default_space(resolve(TINY, [EPOCHS]), has_regularization=False)
     assert every.keys() - plain.keys() == {"model.dropout", "train.weight_decay", "train.embedding_l2"}
+    assert plain["model.kind"] == Dimension(("dlrm", "dcnv2"))
+
+
+def test_features_and_epochs_are_searched_where_the_data_allows_them():
+    own = resolve({**TINY, "train": {"batch_size": 128, "num_epochs": 3}, "data": {
+        "kind": "columns", "path": "x.csv", "dense_columns": ["a", "b", "c"]}})
+    space = default_space(own, has_regularization=True, has_features=True)
+    assert space["train.num_epochs"] == Dimension((3, 1, 2, 4))
+    assert space["features.numbers"] == Dimension(("auto", "quantiles"))  # which are one value a column
+    assert space["features.bucket_tables"] == Dimension(("auto", True))
+    paced = default_space(own, has_regularization=True, has_own_pace=True)
+    assert not {"train.num_epochs", "features.numbers"} & paced.keys()
+    assert parse_search(own, ["model.top_mlp=[64],[128, 32]"]) == {"model.top_mlp": Dimension(("[64]", "[128, 32]"))}
 
 
 def test_ranges_and_choices_are_read_as_settings_are():
@@ -62,8 +78,8 @@ def test_ranges_and_choices_are_read_as_settings_are():
 
 
 @pytest.mark.parametrize(("argument", "problem"), [
-    ("train.learning_rate", r"is not a field of \[train\] or \[model\] with values"),
-    ("data.seed=1,2", r"is not a field of \[train\] or \[model\]"),
+    ("train.learning_rate", r"is not a field of \[train\], \[model\] or \[features\] with"),
+    ("data.seed=1,2", r"is not a field of \[train\], \[model\] or"),
     ("train.learning_rat=0.1,1", "no such field"),
     ("train.learning_rate=1..0.1", "is not a range of numbers from low to high"),
     ("train.optimizer=a..b", "train.optimizer"),

@@ -19,6 +19,8 @@ from counting_trainer import Instants, Killed, backend_of
 from limits import HANG_S
 from tiny_runs import TINY
 
+from embark.data.prepare.prepare import prepare_from_spec
+from embark.data.prepared.cache import read_manifest
 from embark.errors import Diverged, Preempted, UserError
 from embark.events import Event
 from embark.run.signals import StopSignals
@@ -103,6 +105,38 @@ def test_the_first_trial_is_the_specs_own_and_the_best_is_a_spec_file(search, tm
     assert [event["number"] for event in over] == [0, 1]
     assert {path.parts[-3] for path in Path(result.folder).glob("trial-*/checkpoints/step-*")} == {
         f"trial-{result.best:04d}"}
+
+
+def test_trials_of_other_features_prepare_the_data_again(search, tmp_path):
+    rows = "".join(f"{i % 2},{i % 41}.5,{i * i % 97}.25\n" for i in range(400))
+    (tmp_path / "rows.csv").write_text("label,x,y\n" + rows)
+    values = {key: value for key, value in TINY.items() if key != "model"} | {
+        "model": {"embedding_dim": 8, "bottom_mlp": [16], "top_mlp": [16]},
+        "data": {"kind": "prepared", "path": str(tmp_path / "data"), "prepare": {"input": str(tmp_path / "rows.csv")}},
+        "store": {"root": str(tmp_path / "runs"), "checkpoint_at_end": True},
+        "train": {"batch_size": 32, "num_steps": 4}}
+    spec = resolve(values)
+    prepare_from_spec(spec)
+    widths: dict[int, int] = {}
+
+    def auc_of_width(spec, steps):
+        widths[int(spec.name[-4:])] = spec.model.num_dense
+        return 0.5 + spec.model.num_dense / 100
+
+    backend = backend_of(Instants(), auc_of_width)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("embark.tuning.tune.open_backend", lambda spec: backend)
+        found = tune(spec, TuneRequest(trials=4, search=["features.numbers=auto,piecewise_linear"]))
+    by_trial = {one.number: one.values["features.numbers"] for one in found.trials}
+    assert by_trial[0] == "auto"
+    assert "piecewise_linear" in by_trial.values()
+    assert {number: 2 if how == "auto" else 32 for number, how in by_trial.items()} == widths
+    best = load_spec(found.best_spec)
+    assert best.features.numbers == "piecewise_linear"
+    assert len(read_manifest(best.data.path).layout.dense) == 32
+    with pytest.raises(UserError, match="cannot be prepared again with other features"):
+        tune(resolve(values, ["model.num_dense=2", "name=given"]),
+             TuneRequest(trials=2, search=["features.numbers=auto,piecewise_linear"]))
 
 
 def test_two_towers_are_searched_by_a_ranking_metric(search, tmp_path):
