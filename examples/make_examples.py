@@ -25,6 +25,7 @@ from embark.render.job import POD_TARGETS, Job, default_image, make_job
 from embark.render.monitoring import DASHBOARD, OBJECTS, budget_usd, needed_units, quota_of
 from embark.render.serving import artifact_bytes, disk_gib, export_bytes, memory_gib, node_disk_gib
 from embark.render.settings import grace_s, settings_of
+from embark.render.shell_text import LOGINS
 from embark.render.targets.kubernetes import CLUSTER_SCRIPTS, NAMES, PLACEHOLDER_REGISTRY
 from embark.render.targets.serve import start_s
 from embark.render.targets.tpu_vm import RUNTIME_VERSIONS
@@ -47,6 +48,8 @@ PLACES = {
 ROOTS = {"aws": "s3://embark-example/runs", "azure": "az://embark-example/runs", "gcp": "gs://embark-example/runs"}
 TITLES = {"aws": ("AWS", "EKS"), "azure": ("Azure", "AKS"), "gcp": ("Google Cloud", "GKE")}
 SERVERS = {"aws": "r7i.2xlarge", "azure": "Standard_E8s_v5", "gcp": "n2-highmem-8"}
+LARGER_GIB = {"aws": 4800, "azure": 20480, "gcp": 10240}
+"""Capacities of file systems above those that are rendered."""
 METRICS_PORT = 9464
 """The default of OpenTelemetry's exporters for Prometheus."""
 SHOWN = {
@@ -119,6 +122,7 @@ def cloud_guide(job: Job) -> str:
     location, num_devices = job.location, job.machine.num_fabric_devices or 0
     registries = {"aws": f"123456789012.dkr.ecr.{location.region}.amazonaws.com", "azure": "yourregistry.azurecr.io",
                   "gcp": f"{location.region}-docker.pkg.dev/your-project/embark"}
+    bucket = {"aws": "s3://$BUCKET", "gcp": "gs://$BUCKET"}.get(job.cloud)
     return guide(
         job.cloud, job=job, location=location, volume=job.volume, volume_text=volume_text(job),
         script=NAMES[job.cloud], quota=quota_of(job),
@@ -128,7 +132,9 @@ def cloud_guide(job: Job) -> str:
         cost_table=cost_table(job), pool_name=pool_name(job), runtime_versions=RUNTIME_VERSIONS,
         versions=load_catalog().versions,
         metrics_file=OBJECTS, dashboard_file=DASHBOARD, **serving(job),
-        runs={"aws": "s3://$BUCKET/runs", "gcp": "gs://$BUCKET/runs"}.get(job.cloud, job.spec.store.root),
+        runs=f"{bucket}/runs" if bucket else job.spec.store.root,
+        bucket_data=f"{bucket}/data/criteo-1tb" if bucket else job.data_source,
+        login=LOGINS[job.cloud]["fix"].partition(",")[0], larger_gib=LARGER_GIB[job.cloud],
         settings_table=table(["Setting", "Why"], [[f"`{s.name}={s.value}`", s.why] for s in settings_of(job)]))
 
 

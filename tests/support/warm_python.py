@@ -121,9 +121,17 @@ def processes_with(name: str, value: str) -> list[int]:
 
 def account(python: str, cloud: str, folder: str) -> None:
     """The account's server, whose pods find this as `python`; its shells find `embark` there too."""
+    from account_faults import let_faults_happen
+
     from cloudsim import server
     from embark.rehearse import processes
 
+    def open_account(cloud: str, folder: Path) -> Any:
+        opened = opened_by(cloud, folder)
+        let_faults_happen(opened)
+        return opened
+
+    opened_by, server.open_account = server.open_account, open_account
     processes.sys = SimpleNamespace(executable=python)  # type: ignore[assignment]
     program = Path(folder, "programs", "embark")
     program.parent.mkdir()

@@ -10,13 +10,14 @@ import re
 import shutil
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from embark.catalog import Catalog, load_catalog, machine_of_place
+from embark.catalog.machine import WARNING_DAYS
 from embark.doctor.host import Check, check
 from embark.errors import EmbarkError, UserError
 from embark.formatting import format_usd, to_one_line
@@ -82,6 +83,16 @@ class Need:
             return self.not_offered(f"no {machine} in {self.region}")
         return check("machine offered", not zone or zone in zones, f"{machine} in {', '.join(zones)}",
                      f"in {zone or self.region}", f"set place.zone to one of {', '.join(zones)}")
+
+    def cluster_check(self, product: str, cluster: Mapping[str, Any] | None, key: str) -> Check:
+        """Check that the version of the cluster is supported for some time, if there is a cluster yet."""
+        if cluster is None:
+            return Check("cluster", "ok", "not created yet")
+        version = ".".join(cluster[key].split(".")[:2])
+        support = self.catalog.support.get(f"{product}-{version}")
+        notice = support.notice(datetime.now(UTC).date()) if support else ""
+        return check("cluster", not notice, notice or f"Kubernetes {version}", f"supported for {WARNING_DAYS} days",
+                     "upgrade it, or destroy it and start again: data and checkpoints are in the bucket", bad="warning")
 
     def not_offered(self, found: str, fix: str = "") -> Check:
         regions = [price.region for price in self.catalog.prices_of(self.job.machine) if price.region != self.region]
@@ -259,6 +270,12 @@ def _azure_offer(az: CloudCli, need: Need) -> Iterator[Check]:
                     + (f", zones {', '.join(zones)}" if zones else ""))
 
 
+def _azure_cluster(az: CloudCli, need: Need) -> Iterator[Check]:
+    name = need.location.cluster
+    yield need.cluster_check("aks", az.ask("cluster", "aks", "show", "--resource-group", name, "--name", name,
+                                           missing="NotFound"), "kubernetesVersion")
+
+
 def _azure_budgets(az: CloudCli, _: Need) -> Iterator[Check]:
     budgets = az.ask("budgets", "consumption", "budget", "list")
     yield budget_check([(str(one.get("name")), float(one.get("amount") or 0),
@@ -419,6 +436,12 @@ def counts_to(instance_type: str, families: tuple[str, ...]) -> bool:
                for one in families)
 
 
+def _aws_cluster(aws: CloudCli, need: Need) -> Iterator[Check]:
+    found = aws.ask("cluster", "eks", "describe-cluster", "--name", need.location.cluster,
+                    missing="ResourceNotFoundException")
+    yield need.cluster_check("eks", found and found["cluster"], "version")
+
+
 def _aws_spot_price(aws: CloudCli, need: Need) -> Iterator[Check]:
     if not need.job.is_spot:
         return
@@ -447,7 +470,7 @@ def _aws_budgets(aws: CloudCli, _: Need) -> Iterator[Check]:
 
 Question = Callable[[CloudCli, Need], Iterator[Check]]
 QUESTIONS: dict[str, tuple[Question, ...]] = {
-    "aws": (_aws_identity, _aws_offer, _aws_quotas, _aws_spot_price, _aws_budgets),
-    "azure": (_azure_identity, _azure_quotas, _azure_offer, _azure_budgets),
+    "aws": (_aws_identity, _aws_offer, _aws_quotas, _aws_cluster, _aws_spot_price, _aws_budgets),
+    "azure": (_azure_identity, _azure_quotas, _azure_offer, _azure_cluster, _azure_budgets),
     "gcp": (_gcp_identity, _gcp_quotas, _gcp_global_quotas, _gcp_offer, _gcp_billing),
 }

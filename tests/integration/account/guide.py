@@ -1,4 +1,5 @@
-"""Runs a guide's commands as a reader would copy them: every ```bash block, in order, in an account."""
+"""Runs a guide's commands as a reader would copy them: every ```bash block, in order, in an account. A block ends with
+the code that a comment in it names, and prints what a ```text block right behind it has, where … is any text."""
 
 from __future__ import annotations
 
@@ -9,17 +10,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from account_faults import Fault, ask_for, pending
+
 from cloudsim.session import AccountSession
 from embark.rehearse.account import AccountReport
 
 REPOSITORY = Path(__file__).parents[3]
-_BLOCK = re.compile(r"^(?P<indent> *)```bash\n(?P<text>.*?)^ *```$", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^(?P<indent> *)```bash\n(?P<text>.*?)^ *```$(\n+ *```text\n(?P<printed>.*?)^ *```$)?",
+                    re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"# ends with code (\d+)$", re.MULTILINE)
 NOT_IN_BLOCKS = (
     ("commands in tables and sentences", "alternatives and remedies; a walk runs the blocks, in their order"),
     ("embark launch on VMs and TPU VMs", "needs machines that ssh reaches: tests/integration/cloud/test_ssh_backend.py "
                                          "and test_vm_aws.py"),
     ("embark launch on Vertex AI", "speaks Google's REST API: tests/integration/cloud/test_vertex_backend.py"),
 )
+SECOND_DAY: dict[str, Sequence[Fault]] = {
+    "A machine is lost": [("machine lost", "kubectl logs")],
+    "A login expires": [("login expired", "kubectl logs")],
+    "A disk is full, or a version past its date": [("volume full", ""), ("old cluster", "")],
+}
+"""What happens in the account while a reader follows a section: nobody types that."""
+GPU_MACHINES = re.compile(r"p4d|gpu(?!s\b)")
+"""In the names of the guides' paid machines with GPUs."""
 RAY_HAS_RUN = re.compile(
     r"^\[pod/dlrm-submitter-0/ray-job-submitter\] \(RayTrainWorker .*/dlrm is finished: 4 steps", re.MULTILINE)
 """In the log of the driver, which a real Ray cluster ran: the run that the guide's first job has trained is left alone.
@@ -32,6 +45,7 @@ class WarmSession(AccountSession):
     def __init__(self, cloud: str, folder: Path, python: str) -> None:
         self.server = (str(REPOSITORY / "tests" / "support" / "warm_python.py"), python)
         super().__init__(cloud, folder)
+        self.folder = folder
 
 
 @dataclass(frozen=True)
@@ -41,6 +55,16 @@ class Block:
     text: str
     line: int
     section: str
+    printed: tuple[str, ...] = ()
+
+    @property
+    def code(self) -> int:
+        found = _CODE.search(self.text)
+        return int(found[1]) if found else 0
+
+    def missing_in(self, output: str) -> list[str]:
+        """Return what the guide says is printed, and is not."""
+        return [line for line in self.printed if not re.search(re.escape(line).replace("…", ".*"), output)]
 
 
 @dataclass
@@ -77,7 +101,8 @@ def read_guide(path: Path) -> list[Block]:
         indent = len(match["indent"])
         lines = "\n".join(line[indent:] for line in match["text"].splitlines())
         heads = re.findall(r"^#+ (.+)$", text[:match.start()], re.MULTILINE)
-        blocks.append(Block(lines, text[:match.start()].count("\n") + 2, heads[-1] if heads else ""))
+        printed = tuple(filter(None, map(str.strip, (match["printed"] or "").splitlines())))
+        blocks.append(Block(lines, text[:match.start()].count("\n") + 2, heads[-1] if heads else "", printed))
     return blocks
 
 
@@ -101,12 +126,13 @@ SCORE = re.compile(r'\{"version":1,"scores":\[\d[\d.e-]*\],"errors":\[\]\}')
 """The server's answer to the guide's request."""
 
 
-def walk(session: AccountSession, blocks: Sequence[Block], folder: Path, *, skips: Mapping[str, str] = SKIPS,
-         sections: Sequence[str] = ()) -> Walk:
+def walk(session: WarmSession, blocks: Sequence[Block], folder: Path, *, skips: Mapping[str, str] = SKIPS,
+         sections: Sequence[str] = (), faults: Mapping[str, Sequence[Fault]] | None = None) -> Walk:
     """Run the blocks in order, and nothing else. `skips` maps the beginning of each command that cannot run here to the
-    reason, and each must occur."""
+    reason, and each must occur; `faults` are those of sections, and each must happen."""
     walked = Walk()
     unused = dict(skips)
+    coming = dict(faults or {})
     for block in blocks:
         if sections and block.section not in sections:
             continue
@@ -120,12 +146,21 @@ def walk(session: AccountSession, blocks: Sequence[Block], folder: Path, *, skip
                 walked.skipped.append((command.splitlines()[0], skips[prefix]))
         if not kept:
             continue
+        if block.section in coming:
+            assert not pending(session.folder), "what was to happen before has not"
+            ask_for(session.folder, coming.pop(block.section))
         done = session.bash("\n".join(kept), folder)
+        if re.search(r"\./train_\w+\.sh --yes", block.text) and "The GPU machines are paid until" not in done.stdout:
+            left = [one for one in session.report().paid if GPU_MACHINES.search(one)]
+            assert not left, f"line {block.line} ({block.section}) left {left} and does not say so"
         walked.commands += [command.splitlines()[0] for command in kept]
         walked.output += done.stdout
         walked.ran.append(block)
-        assert done.returncode == 0, (f"line {block.line} ({block.section}) ended with {done.returncode}:\n"
-                                      f"{block.text}\n--- output\n{done.stdout[-6000:]}")
+        assert (done.returncode, block.missing_in(done.stdout)) == (block.code, []), (
+            f"line {block.line} ({block.section}) ended with {done.returncode}:\n"
+            f"{block.text}\n--- output\n{done.stdout[-6000:]}")
+    assert not coming, f"these sections are not in the guide any more: {sorted(coming)}"
+    assert not pending(session.folder), "this did not happen"
     assert not unused, f"these commands are not in the guide any more: {sorted(unused)}"
     walked.report = session.report()
     return walked

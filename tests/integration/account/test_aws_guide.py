@@ -8,6 +8,7 @@ import pytest
 from integration.account.guide import (
     RAY_HAS_RUN,
     SCORE,
+    SECOND_DAY,
     WarmSession,
     copy_of_clone,
     read_guide,
@@ -17,13 +18,13 @@ from integration.account.guide import (
 pytestmark = pytest.mark.slow
 
 
-def test_aws_guide_trains_serves_and_leaves_nothing_that_costs_money(tmp_path, warm_ray_python):
+def test_aws_guide_trains_serves_recovers_and_leaves_nothing_paid(tmp_path, warm_ray_python):
     clone, account = tmp_path / "clone", tmp_path / "account"
     account.mkdir()
     folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / "aws"
     blocks = read_guide(folder / "README.md")
     with WarmSession("aws", account, warm_ray_python) as session:
-        walked = walk(session, blocks, folder)
+        walked = walk(session, blocks, folder, faults=SECOND_DAY)
     report = walked.report
     assert report is not None
     assert report.paid == ()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from account_faults import ask_for, pending
 from integration.account.existing_cluster import (
     GPUS,
     IDENTITY,
@@ -274,11 +275,15 @@ def test_the_guide_s_commands_run_and_the_run_trains(tmp_path: Path):
             if kind != "run":
                 (tmp_path / name).write_text(text)
                 continue
+            if text.startswith("embark logs"):
+                ask_for(state, [("machine lost", "kubectl")])
             done = session.bash(text, tmp_path)
             assert done.returncode == 0, f"{text}\n{done.stdout}"
             output += done.stdout
         ended = session.bash("kubectl wait job/ads --namespace=ads --for=condition=Complete --timeout=1h\n"
                              "embark status ads\nembark cancel ads --yes", tmp_path)
+    print(output)
+    assert not pending(state), "the machine was not lost"
     assert "the cluster for ads: ready" in output
     assert ended.returncode == 0, ended.stdout
     assert "succeeded" in ended.stdout

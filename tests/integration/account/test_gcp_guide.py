@@ -8,6 +8,7 @@ import pytest
 from integration.account.guide import (
     RAY_HAS_RUN,
     SCORE,
+    SECOND_DAY,
     WarmSession,
     copy_of_clone,
     read_guide,
@@ -17,12 +18,12 @@ from integration.account.guide import (
 pytestmark = pytest.mark.slow
 
 
-def test_gcp_guide_trains_serves_and_leaves_nothing_that_costs_money(tmp_path, warm_ray_python):
+def test_gcp_guide_trains_serves_recovers_and_leaves_nothing_paid(tmp_path, warm_ray_python):
     clone, account = tmp_path / "clone", tmp_path / "account"
     account.mkdir()
     folder = copy_of_clone(clone) / "examples" / "cloud_deployment" / "gcp"
     with WarmSession("gcp", account, warm_ray_python) as session:
-        walked = walk(session, read_guide(folder / "README.md"), folder)
+        walked = walk(session, read_guide(folder / "README.md"), folder, faults=SECOND_DAY)
     assert {block.section for block in walked.ran} >= {
         "Before you begin", "Step 1: names", "Step 2: the image", "Step 3: the cluster", "Step 4: data",
         "Step 5: train", "Vertex AI", "VMs", "TPUs", "Spot machines", "Serve", "Clean up"}

@@ -158,7 +158,7 @@ def _with_account(cluster: Cluster, job: K8sObject, prepared: PreparedTraining) 
     data = spec.data.model_copy(update={"path": here})
     sample, _ = take_sample(spec.model_copy(update={"data": data}), num_train=NUM_SAMPLES, num_eval=NUM_SAMPLES) \
         if spec.data.kind != "synthetic" else (None, "")
-    small = downscale_spec(spec, WORLD_SIZE, cluster.num_steps, sample)
+    small = downscale_spec(spec, WORLD_SIZE, cluster.num_steps * spec.train.num_epochs, sample)
     text = to_toml(small.model_copy(update={"store": small.store.model_copy(update={"root": spec.store.root})}))
     pods = tuple(replace(
         one, env={**one.env, **({SPEC_VARIABLE: base64.b64encode(text.encode()).decode()} if SPEC_VARIABLE in one.env

@@ -31,7 +31,7 @@ USAGE = [usage("cores", 100, 1000), usage("lowPriorityCores", 0, 96), usage("Sta
 
 def answers(**other: object) -> dict[str, object]:
     return {"account show": ACCOUNT, "vm list-usage": USAGE, "vm list-skus": [SKU], "consumption budget list": [BUDGET],
-            **other}
+            "aks show": {"name": "embark", "kubernetesVersion": "1.99.1"}, **other}
 
 
 def checks_of(*sets: str) -> dict[str, Check]:
@@ -46,7 +46,9 @@ def test_a_subscription_that_may_start_the_machines(cli):
     cli("az", answers())
     found = checks_of()
     assert {name: check.verdict for name, check in found.items()} == {
-        "account": "ok", FAMILY: "ok", "quota Total Regional vCPUs": "ok", "machine offered": "ok", "budgets": "ok"}
+        "account": "ok", FAMILY: "ok", "quota Total Regional vCPUs": "ok", "machine offered": "ok", "cluster": "ok",
+        "budgets": "ok"}
+    assert found["cluster"].found == "Kubernetes 1.99"
     assert found["account"].found == f"Research ({ACCOUNT['id']}) as ann@example.com"
     assert found[FAMILY].found == "192 vCPUs, 96 in use; the run takes 96"
     assert found["machine offered"].found == "Standard_ND96asr_v4 in eastus, zones 1, 2"
@@ -96,6 +98,18 @@ def test_a_machine_that_is_not_sold_to_the_subscription_is_wrong(cli):
 def test_a_region_without_the_machine_is_wrong(cli):
     cli("az", answers(**{"vm list-skus": []}))
     assert checks_of()["machine offered"].verdict == "wrong"
+
+
+def test_a_cluster_past_its_date_is_named(cli):
+    cli("az", answers(**{"aks show": {"kubernetesVersion": "1.33"}}))
+    found = checks_of()["cluster"]
+    assert found.verdict == "warning"
+    assert found.found.startswith("Kubernetes 1.33 on AKS is out of support since 2026-07-31: then AKS creates no")
+
+
+def test_a_cluster_that_is_not_there_yet_is_all_right(cli):
+    cli("az", answers(), {"aks show": "ERROR: (ResourceGroupNotFound) Resource group 'embark' could not be found."})
+    assert checks_of()["cluster"].verdict == "ok"
 
 
 @pytest.mark.parametrize(("budgets", "verdict"), [
