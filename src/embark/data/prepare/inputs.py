@@ -89,15 +89,16 @@ class Inputs:
         """Find the files that a path or a glob (`**` crosses folders) means, sorted; a folder means the data files in
         it, or in its folders `column=value`, or the table that it is."""
         named = _TABLE.fullmatch(pattern)
-        if named or pattern.startswith("iceberg://") or pattern.endswith(".metadata.json"):
-            uri, version, path = named.groups() if named else (pattern, "", None)
-            files = self._table(uri, version).files
-            if path and path not in files:
+        path, version, file = named.groups() if named else (pattern, "", None)
+        if path.startswith("file://"):
+            path = unquote(urlsplit(path).path)
+        if named or path.startswith("iceberg://") or path.endswith(".metadata.json"):
+            files = self._table(path, version).files
+            if file and file not in files:
                 raise DataError(f"{pattern}: the table has no such file", fix="name the table alone")
-            return [files[path]] if path else list(files.values())
-        if _is_remote(pattern):
-            return self._find_remote(pattern)
-        path = unquote(urlsplit(pattern).path) if pattern.startswith("file://") else pattern
+            return [files[file]] if file else list(files.values())
+        if _is_remote(path):
+            return self._find_remote(path)
         target = self._absolute(path)
         found = [path]
         if target.is_dir():

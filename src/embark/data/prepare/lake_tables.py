@@ -104,12 +104,13 @@ class _Delta:
                 raise
             raise DataError(f"{uri}: the Delta table has no version {version} that can be read",
                             fix=f"its newest is #version={newest}; older ones may have been cleaned up") from None
-        features = table.protocol().reader_features or []
+        protocol = table.protocol()
+        features = protocol.reader_features or ["columnMapping"][: protocol.min_reader_version - 1]
         if unknown := sorted({*features} - _DELTA_FEATURES):
             raise DataError(f"{uri}: the Delta table uses {shortlist(unknown, 5)}, which is not read",
                             fix="write a copy of it without, or export it as Parquet")
-        about, configuration = table.metadata(), table.metadata().configuration
-        self._uri, self._mapping = uri, configuration.get("delta.columnMapping.mode", "none")
+        about, self._uri = table.metadata(), uri
+        self._mapping = about.configuration.get("delta.columnMapping.mode") if "columnMapping" in features else ""
         name = uri.rstrip("/").rpartition("/")[2]
         self.version = TableVersion("Delta", name, str(about.id), f"version={table.version()}")
         self._types = {one.name: one.type for one in pa.schema(table.schema().to_arrow())}
@@ -144,6 +145,8 @@ class _Delta:
                 said.get("delta.columnMapping.physicalName", name) if self._mapping == "name" else name
             if found and found in has.names and name not in constants:
                 stored[name] = found
+        if not stored and len(constants) < len(self._types):
+            raise DataError(f"{plain}: has none of the table's columns", fix="check the table with what wrote it")
         deleted = self._deleted.get(path)
         return FileView(parquet, stored, self._types, constants, None if deleted is None else lambda: deleted)
 

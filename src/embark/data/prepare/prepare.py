@@ -87,7 +87,8 @@ class Preview:
         schema, budget = self.schema, self.budget
         return {
             "dry_run": True, "format": schema.format, "num_files": len(self.files), "input_bytes": self.input_bytes,
-            "tables": self.tables, "columns": schema.describe(), "toml": self.toml, "splits": self.splits, "ids": self.ids,
+            "tables": self.tables, "columns": schema.describe(), "toml": self.toml, "splits": self.splits,
+            "ids": self.ids,
             "memory_bytes": budget.memory_bytes, "num_workers": budget.num_workers,
             "worker_bytes": budget.worker_bytes, "chunk_bytes": budget.chunk_bytes,
         }
