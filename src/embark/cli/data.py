@@ -135,6 +135,7 @@ def _render_preview(console: Console, shown: Preview, out: str) -> None:
     console.table(schema.describe(), title=f"{pluralize(len(shown.files), 'file')} of {schema.format}, "
                                            f"{format_bytes(shown.input_bytes)}")
     console.text(
+        "".join(f"\ntable   {table}" for table in shown.tables) +
         f"\nrows    {shown.splits}\n"
         f"ids     {shown.ids}\n"
         f"memory  {format_bytes(budget.memory_bytes)} at most: {pluralize(budget.num_workers, 'worker')} of at most "

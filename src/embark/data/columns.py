@@ -10,10 +10,11 @@ import numpy as np
 
 from embark.data.loader import Batch, check_range
 from embark.data.prepare.guess import find_times
-from embark.data.prepare.inputs import InputFile, Inputs
+from embark.data.prepare.inputs import InputFile, Inputs, tables_of
 from embark.data.prepare.later_rows import fit_schema
 from embark.data.prepare.sampling import take_sample
 from embark.data.prepare.tasks import open_reader
+from embark.data.prepared.manifest import versioned
 from embark.data.task_labels import bad_labels, check_lists, meaning_of, task_labels
 from embark.errors import DataError
 from embark.features.arrays import Array, Int32s, Int64s, Mask, ragged_positions
@@ -48,7 +49,7 @@ class ColumnsSource:
         inputs, files, schema = open_files(data, features, schema, plain_options(data, header=True))
         rows = read_rows(inputs, files, schema, RowParser(schema, plain_options(data))).cut_lists(
             [table.multi_hot for table in (*tables, *(table for table in tables if table.weights_column))])
-        self._seed = data.seed
+        self._seed, self._tables = data.seed, tables_of(files)
         self._label, self._dense = rows.label if data.label else np.ones_like(rows.label), rows.dense
         if labels:
             self._label = task_labels(rows.label[:, 1:], labels, model.tasks)
@@ -89,10 +90,12 @@ class ColumnsSource:
 
     def fingerprint(self) -> str:
         """Return a checksum of every value that the spec reads, in the order of the rows, and of which rows a split by
-        time holds out."""
+        time holds out; with the versions of tables."""
         arrays = [self._label, self._dense, *(array for one in self._features for array in (one.ids, one.offsets)),
                   *([self._eval_rows] if self._is_by_time else []), *self._weights.values()]
-        return hashlib.sha256("".join(map(_digest, arrays)).encode()).hexdigest()
+        tables = "".join(f"{one.id}{one.version};" for one in self._tables)
+        return versioned(hashlib.sha256((tables + "".join(map(_digest, arrays))).encode()).hexdigest(),
+                         [f"{one.kind} {one.version}" for one in self._tables])
 
     def train_rows(self, epoch: int, start: int, stop: int) -> Batch:
         """Return rows `start` to `stop` of the epoch's order."""

@@ -93,8 +93,10 @@ def _own(spec: RunSpec, fingerprint: str, split: str) -> EvaluationRows:
 
 def _refuse_other_data(spec: RunSpec, fingerprint: str, found: str) -> None:
     if fingerprint and found and found != fingerprint:
+        was, now = (one.partition(" ")[2].strip("()") or "no table" for one in (fingerprint, found))
         raise DataError(f"{spec.data.path}: is not the data that the run was trained on: it was changed or prepared "
-                        "again since, so its ids may be those of other values",
+                        "again since, so its ids may be those of other values"
+                        + (f"; {was} then, {now} now" if was != now else ""),
                         fix="put the run's data back; or name a copy of it: --data FOLDER")
 
 

@@ -92,7 +92,7 @@ def _unreadable(spec: RunSpec) -> str:
         why = find_manifest(path, LOOK)[1]
         return f"{path}: {why}" if why else ""
     try:
-        if "://" in path:  # without the many retries of what must be read
+        if "://" in path and not path.startswith("iceberg://"):  # without the many retries of what must be read
             open_store(path.rpartition("/")[0], LOOK).list()
         Inputs().find(path)
     except EmbarkError as error:  # no such file, no rights, no network, no package for the store

@@ -334,8 +334,8 @@ def warm_start_text(values: Mapping[str, Any]) -> str:
 
 def shown_value(value: Any) -> str:
     """Return a field's value for a sentence."""
-    if isinstance(value, str) and len(value) == _DIGEST:
-        return f"sha256 {to_one_line(value)[:12]}…"
+    if isinstance(value, str) and len(digest := value.partition(" ")[0]) == _DIGEST:
+        return f"sha256 {to_one_line(value)[:12]}…{value[len(digest):]}"
     text = "none" if value in (None, "") else to_one_line(value) if isinstance(value, str) else to_one_line(repr(value))
     return text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…"
 

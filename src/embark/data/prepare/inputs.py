@@ -5,11 +5,11 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from embark.errors import DataError, did_you_mean, near_names
@@ -17,8 +17,26 @@ from embark.formatting import shortlist
 from embark.store import ObjectStore, open_store
 from embark.store.errors import explain_data
 
+if TYPE_CHECKING:
+    from embark.data.prepare.lake_tables import LakeTable
+
 _WILD = re.compile(r"[*?[]")
+_TABLE = re.compile(r"(?P<uri>.+)#(?P<version>(?:version|snapshot|ref)=[^:]+)(?::(?P<path>.+))?")
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _MAX_NAMED = 5
+
+
+@dataclass(frozen=True, slots=True)
+class TableVersion:
+    """A version of a Delta or an Iceberg table."""
+
+    kind: str
+    name: str
+    id: str  # It stays when the table is renamed or moved.
+    version: str  # As it stands behind the `#` of a path.
+
+    def __str__(self) -> str:
+        return f"{self.kind} table {self.name}#{self.version}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +46,21 @@ class InputFile:
     uri: str
     size_bytes: int
     changed: str = ""  # Distinguishes this content from another under the same name.
+    table: TableVersion | None = None  # The table that it is a file of.
 
     @property
     def name(self) -> str:
         return self.uri.rsplit("/", 1)[-1]
+
+    @property
+    def path_in_table(self) -> str:
+        found = _TABLE.fullmatch(self.uri)
+        return found["path"] if found else ""
+
+
+def tables_of(files: Iterable[InputFile]) -> list[TableVersion]:
+    """Return the versions of the tables that files belong to."""
+    return list(dict.fromkeys(file.table for file in files if file.table))
 
 
 def open_inputs(patterns: str | Iterable[str]) -> tuple[Inputs, list[InputFile]]:
@@ -54,19 +83,29 @@ class Inputs:
     root: str = field(default_factory=os.getcwd)  # What a path is relative to: a worker process may start elsewhere.
     sizes: dict[str, int] = field(default_factory=dict)  # Bytes of the remote files that were found.
     _stores: dict[str, ObjectStore] = field(default_factory=dict, repr=False, compare=False)
+    _tables: dict[str, LakeTable] = field(default_factory=dict, repr=False, compare=False)
 
     def find(self, pattern: str) -> list[InputFile]:
         """Find the files that a path or a glob (`**` crosses folders) means, sorted; a folder means the data files in
-        it."""
-        if _is_remote(pattern):
-            return self._find_remote(pattern)
-        path = unquote(urlsplit(pattern).path) if pattern.startswith("file://") else pattern
+        it, or in its folders `column=value`, or the table that it is."""
+        named = _TABLE.fullmatch(pattern)
+        path, version, file = named.groups() if named else (pattern, "", None)
+        if path.startswith("file://"):
+            path = unquote(urlsplit(path).path)
+        if named or path.startswith("iceberg://") or path.endswith(".metadata.json"):
+            files = self._table(path, version).files
+            if file and file not in files:
+                raise DataError(f"{pattern}: the table has no such file", fix="name the table alone")
+            return [files[file]] if file else list(files.values())
+        if _is_remote(path):
+            return self._find_remote(path)
         target = self._absolute(path)
         found = [path]
         if target.is_dir():
-            found = _data_files(f"{path.rstrip('/')}/{p.name}" for p in sorted(target.iterdir()) if p.is_file())
-            if not found:
-                raise DataError(f"{pattern}: the folder holds no data files", fix="name the files, or a glob of them")
+            folder, names = path.rstrip("/"), sorted(_walk(target))
+            if _is_delta(folder, names):
+                return list(self._table(folder, "").files.values())
+            found = [f"{folder}/{name}" for name in _data_files(folder, names)]
         elif not target.is_file():
             matched = glob.glob(os.path.expanduser(path), root_dir=self.root, recursive=True)
             found = sorted(name for name in matched if _is_data(name) and self._absolute(name).is_file())
@@ -74,7 +113,26 @@ class Inputs:
             beside = sorted(target.parent.iterdir()) if target.parent.is_dir() else []
             folder = path[: path.rfind("/") + 1]
             raise _not_found(pattern, [folder + p.name for p in beside], looked_in=str(target.parent))
+        for above in dict.fromkeys(parent for name in found for parent in self._absolute(name).parents):
+            if (above / "_delta_log").is_dir():
+                raise _inside_table(pattern, str(above))
+            if above.name == "data" and any(above.with_name("metadata").glob("*.metadata.json")):
+                raise _inside_table(pattern, str(above.parent))
         return [self._file(name) for name in found]
+
+    def table_of(self, file: InputFile) -> LakeTable:
+        """Return the table that a file belongs to."""
+        found = _TABLE.fullmatch(file.uri)
+        assert found is not None
+        return self._table(found["uri"], found["version"])
+
+    def _table(self, uri: str, version: str) -> LakeTable:
+        if f"{uri}#{version}" not in self._tables:
+            from embark.data.prepare.lake_tables import open_table
+
+            table = open_table(self, uri, version)
+            self._tables[f"{uri}#{version}"] = self._tables[f"{uri}#{table.version.version}"] = table
+        return self._tables[f"{uri}#{version}"]
 
     def read(self, uri: str, start: int, num_bytes: int) -> bytes:
         """Read bytes of a file; fewer at its end."""
@@ -98,16 +156,24 @@ class Inputs:
     def _find_remote(self, pattern: str) -> list[InputFile]:
         bucket, path = _split_uri(pattern)
         folder, rest = _split_glob(path)
-        parent = folder if rest else path.rpartition("/")[0]
-        entries = {entry.path: entry for entry in self._store(bucket).list(parent.strip("/"))}
+        inside = f"{path.rstrip('/')}/"
+        listed = self._store(bucket).list((folder if rest else path).strip("/"))
+        if not listed and not rest:
+            listed = self._store(bucket).list(path.rpartition("/")[0])
+        entries = {entry.path: entry for entry in listed}
         if rest:
             found = [p for p in entries if matches_glob(p.removeprefix(folder).split("/"), rest.split("/"))
                      and _is_data(p)]
         elif path in entries:
             found = [path]
         else:
-            inside = f"{path.rstrip('/')}/"
-            found = _data_files(p for p in entries if p.startswith(inside) and "/" not in p.removeprefix(inside))
+            names = [p.removeprefix(inside) for p in entries if p.startswith(inside)]
+            if _is_delta(pattern.rstrip("/"), names):
+                return list(self._table(pattern.rstrip("/"), "").files.values())
+            found = [inside + name for name in _data_files(pattern, names)] if names else []
+        tables = {p.partition("_delta_log/")[0] for p in entries if "_delta_log/" in p}
+        if table := next((one for one in tables if any(p.startswith(one) for p in found)), None):
+            raise _inside_table(pattern, f"{bucket}/{table}".rstrip("/"))
         if not found:
             raise _not_found(pattern, [f"{bucket}/{p}" for p in entries])
         files = [InputFile(f"{bucket}/{p}", entries[p].size_bytes, changed=str(entries[p].modified_s or ""))
@@ -166,10 +232,60 @@ def matches_glob(parts: Sequence[str], glob: Sequence[str]) -> bool:
     return bool(parts) and fnmatchcase(parts[0], glob[0]) and matches_glob(parts[1:], glob[1:])
 
 
-def _data_files(names: Iterable[str]) -> list[str]:
-    """Select the files of a folder that hold rows: its Parquet files if there are any, else all but markers."""
+def _walk(folder: Path, above: str = "") -> Iterator[str]:
+    """Yield the files of a folder, of those in it that hold a partition, and of the logs of tables."""
+    for path in folder.iterdir():
+        name = above + path.name
+        if path.is_file():
+            yield name
+        elif "=" in path.name or path.name in ("_delta_log", "metadata"):
+            yield from _walk(path, f"{name}/")
+        elif (path / "_delta_log").is_dir():
+            yield f"{name}/_delta_log/"
+
+
+def _is_delta(folder: str, names: Sequence[str]) -> bool:
+    """Tell whether a folder of these files is a Delta table; that of an Iceberg table is refused."""
+    is_delta = any(name.startswith("_delta_log/") for name in names)
+    metadata = [name for name in names if re.fullmatch(r"metadata/.*\.metadata\.json", name)]
+    if not metadata:
+        return is_delta
+    newest = max(metadata, key=lambda name: int("0" + "".join(re.findall(r"/v?(\d+)", name))))
+    also = f", or as a Delta table: {folder}#version=NUMBER" if is_delta else ""
+    raise DataError(f"{folder}: is the folder of an Iceberg table, of which a catalog knows the current state",
+                    fix=f"name the table, iceberg://CATALOG/NAMESPACE.TABLE, or a state: {folder}/{newest}{also}")
+
+
+def _data_files(folder: str, names: Iterable[str]) -> list[str]:
+    """Select the files of a folder that hold rows: its Parquet files if there are any, in folders `column=value` too,
+    else all but markers."""
+    names = list(names)
     some = [name for name in names if _is_data(name)]
-    return [name for name in some if name.lower().endswith((".parquet", ".pq"))] or some
+    direct = [name for name in some if "/" not in name]
+    parquet = [name for name in some if name.lower().endswith((".parquet", ".pq"))
+               and all("=" in part for part in name.split("/")[:-1])]
+    partitions = {", ".join(partitions_of(name)) or "none" for name in parquet}
+    if len(partitions) > 1:
+        raise DataError(f"{folder}: its Parquet files have different partition columns: "
+                        + shortlist([f"({one})" for one in sorted(partitions)], _MAX_NAMED),
+                        fix="name the folder, or the glob, of one data set")
+    if not (parquet or direct):
+        tables = [name.removesuffix("/_delta_log/") for name in names if name.endswith("/_delta_log/")]
+        what = f"tables, and no data files of its own: {shortlist(tables, _MAX_NAMED)}" if tables else "no data files"
+        raise DataError(f"{folder}: the folder holds {what}",
+                        fix="name one of them" if tables else "name the files, or a glob of them")
+    return parquet or direct
+
+
+def partitions_of(uri: str) -> dict[str, str | None]:
+    """Return the columns that the folders of a Parquet file give it: `dt=2026-01-01/part.parquet`."""
+    pairs = [part.partition("=")[::2] for part in uri.split("/")[:-1] if "=" in part.lstrip("=")]
+    return {unquote(name): None if value == _NO_VALUE else unquote(value) for name, value in pairs}
+
+
+def _inside_table(pattern: str, table: str) -> DataError:
+    return DataError(f"{pattern}: is within the table {table}, whose log says which files and rows count",
+                     fix=f"name the table: {table}")
 
 
 def _is_data(path: str) -> bool:

@@ -18,7 +18,7 @@ from embark.data.prepare.budget import Budget, plan_budget
 from embark.data.prepare.earlier_ids import EarlierIds, open_earlier
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.id_numbering import IdFiles
-from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
+from embark.data.prepare.inputs import InputFile, Inputs, open_inputs, tables_of
 from embark.data.prepare.rows import BadRows, should_give_up
 from embark.data.prepare.splits import (
     check_splits,
@@ -37,6 +37,7 @@ from embark.data.prepared.manifest import (
     NUMBERS,
     SHARED,
     SPLITS,
+    TABLES,
     TIME_SPLIT,
     Manifest,
     Part,
@@ -77,11 +78,17 @@ class Preview:
     def input_bytes(self) -> int:
         return sum(file.size_bytes for file in self.files)
 
+    @property
+    def tables(self) -> list[str]:
+        """The Delta and Iceberg tables that are read, with their versions."""
+        return list(map(str, tables_of(self.files)))
+
     def to_dict(self) -> dict[str, Any]:
         schema, budget = self.schema, self.budget
         return {
             "dry_run": True, "format": schema.format, "num_files": len(self.files), "input_bytes": self.input_bytes,
-            "columns": schema.describe(), "toml": self.toml, "splits": self.splits, "ids": self.ids,
+            "tables": self.tables, "columns": schema.describe(), "toml": self.toml, "splits": self.splits,
+            "ids": self.ids,
             "memory_bytes": budget.memory_bytes, "num_workers": budget.num_workers,
             "worker_bytes": budget.worker_bytes, "chunk_bytes": budget.chunk_bytes,
         }
@@ -268,6 +275,7 @@ def settings_of(
         "files": [{"uri": file.uri if "://" in file.uri else os.path.relpath(file.uri, out), "bytes": file.size_bytes,
                    "changed": file.changed} for file in files],
         **({EARLIER: earlier.settings()} if earlier else {}),
+        **({TABLES: [asdict(one) for one in tables]} if (tables := tables_of(files)) else {}),
         **({SHARED: shared} if (shared := shared_tables(spec.model)) else {}),
     }))
 
@@ -347,6 +355,8 @@ class _Run:
         tasks = []
         for index, file in enumerate(self.files):
             segments = reader.segments(file, segment_bytes)
+            if not segments:  # a Parquet file without rows
+                continue
             # A segment of Parquet counts row groups, so bytes are shared out by them.
             first, size = segments[0].start, segments[-1].stop - segments[0].start
             for s in segments:
@@ -443,7 +453,11 @@ def _complete_already(out: Path, settings: dict[str, Any]) -> Manifest | None:
     manifest = Manifest.from_text(path.read_text(), str(path))
     was = {key: value for key, value in manifest.settings.items() if key not in ("id_maps", TIME_SPLIT, NUMBERS)}
     if was != _without_files(settings) or _versions(manifest.sources) != _versions(settings["files"]):
-        raise UserError(f"{out}: holds data that was prepared from other files or with other settings",
+        tables = [", ".join(f"{one['kind']} table {one['name']}#{one['version']}" for one in some.get(TABLES, ()))
+                  for some in (was, settings)]
+        raise UserError(f"{out}: holds data that was prepared from other files or with other settings"
+                        + (f": {tables[0] or 'no table'} then, {tables[1] or 'none'} now" if tables[0] != tables[1]
+                           else ""),
                         fix="--fresh removes it and starts over, or set another data.path")
     return manifest
 

@@ -3,7 +3,6 @@
 import embark.features.arrow  # noqa: F401 - says so if pyarrow is missing
 
 # isort: split
-import io
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from itertools import chain, pairwise
@@ -14,9 +13,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 import pyarrow.types as types
-from pyarrow.parquet import ParquetFile
 
 from embark.data.prepare.inputs import InputFile, Inputs
+from embark.data.prepare.parquet_view import FileView, broken, constants_of, open_view
 from embark.data.prepare.rows import Segment
 from embark.data.prepare.sampling import Column, refuse_twins, say_encoding
 from embark.data.prepare.text_stream import (
@@ -32,20 +31,18 @@ from embark.data.prepare.text_stream import (
     is_gzip,
     split_rows,
 )
-from embark.errors import DataError, EmbarkError, nearest
+from embark.errors import DataError, nearest
 from embark.features.arrow.cells import as_bytes, as_text, is_list, is_text, normalize_array
 from embark.features.arrow.row_parser import Location, RowParser, json_array, json_column
 from embark.features.rows import BadRow, RawRows
 from embark.features.schema import Schema
 from embark.features.values import json_line
 from embark.spec.data import PrepareSpec
-from embark.store.errors import explain_data
 
 _SCAN_BYTES = 8 << 20
 _HEADER_BYTES = 1 << 20
 _STAND_IN = b"\x1f"  # Takes the place of a delimiter of several characters; text does not have it.
 _MIN_BATCH_ROWS, _MAX_BATCH_ROWS = 1_024, 1 << 20
-_READ_BYTES = 1 << 20  # Bytes of a column that are read at a time.
 _Parsed = tuple[Callable[[str], Any], int, dict[int, str]]
 
 
@@ -225,8 +222,8 @@ class ParquetReader(_ArrowReader):
 
     def segments(self, file: InputFile, segment_bytes: int) -> list[Segment]:
         """Cut a file between row groups into pieces of about that size."""
-        with open_parquet(self._inputs, file) as parquet:
-            metadata = parquet.metadata
+        with open_view(self._inputs, file) as view:
+            metadata = view.parquet.metadata
             sizes = [_stored_bytes(metadata.row_group(i)) for i in range(metadata.num_row_groups)]
         found: list[Segment] = []
         start = size_bytes = 0
@@ -240,33 +237,29 @@ class ParquetReader(_ArrowReader):
     def read(self, segment: Segment, chunk_bytes: int) -> Iterator[RawRows]:
         """Yield the segment's rows in order."""
         file, line = segment.file, 0
-        with open_parquet(self._inputs, file) as parquet:
-            names = parquet.schema_arrow.names
-            if lacking := [name for name in self._parser.columns if name not in names]:
+        with open_view(self._inputs, file) as view:
+            if lacking := [name for name in self._parser.columns if name not in view.names]:
                 raise DataError(f"{file.uri}: has no column " + ", ".join(map(repr, lacking)),
-                                fix=nearest(lacking[0], names) + " Every file has the columns of the first one")
+                                fix=nearest(lacking[0], view.names) + " Every file has the columns of the first one")
             groups = range(segment.start, segment.stop)
-            metadata = parquet.metadata
-            position = sum(metadata.row_group(i).num_rows for i in range(segment.start))
             try:
-                batch_rows = self._batch_rows(metadata, groups, chunk_bytes)
+                batch_rows = self._batch_rows(view, groups, chunk_bytes)
             except UnicodeDecodeError as error:  # of the name of a column
-                raise _broken(file, error) from error
+                raise broken(file, error) from error
             try:
-                for batch in parquet.iter_batches(batch_rows, list(groups), self._parser.columns, use_threads=False):
-                    num_rows = batch.num_rows
-                    lines = np.arange(line, line + num_rows)
-                    location = Location(lines, lines + position, num_rows)
-                    self._refuse_other_encodings(batch.column, location.positions, file, "row")
-                    yield self._parser.parse(batch.column, location, file.uri)
+                for column, positions, num_rows in view.batches(self._parser.columns, groups, batch_rows):
+                    location = Location(positions - positions[:1] + line, positions, num_rows)
+                    self._refuse_other_encodings(column, positions, file, "row")
+                    yield self._parser.parse(column, location, file.uri)
                     line += num_rows
             except (pa.ArrowException, OSError) as error:
-                raise _broken(file, error) from error
+                raise broken(file, error) from error
 
-    def _batch_rows(self, metadata: Any, groups: range, chunk_bytes: int) -> int:
+    def _batch_rows(self, view: FileView, groups: range, chunk_bytes: int) -> int:
         """Return how many rows come to `chunk_bytes` when they are unpacked."""
+        metadata = view.parquet.metadata
         num_rows = max(1, sum(metadata.row_group(i).num_rows for i in groups))
-        wanted, size = set(self._parser.columns), 0
+        wanted, size = {view.stored.get(name) for name in self._parser.columns}, 0
         for group in groups:
             columns = metadata.row_group(group)
             for i in range(columns.num_columns):
@@ -278,19 +271,28 @@ class ParquetReader(_ArrowReader):
 
 
 def sample_parquet(
-    inputs: Inputs, file: InputFile, max_rows: int, missing: Collection[str]
+    inputs: Inputs, files: Sequence[InputFile], max_rows: int, missing: Collection[str]
 ) -> tuple[Column, ...]:
-    """Return the columns of the first rows."""
-    with open_parquet(inputs, file) as parquet:
-        names = parquet.schema_arrow.names
-        refuse_twins(file, names)
-        try:
-            batch = next(parquet.iter_batches(max_rows, use_threads=False), None)
-        except (pa.ArrowException, OSError) as error:
-            raise _broken(file, error) from error
-    if batch is None or not batch.num_rows:
-        raise DataError(f"{file.uri}: has columns, but no rows", fix="add at least one row below its header")
-    return tuple(_sampled(name, normalize_array(batch.column(i)), missing) for i, name in enumerate(names))
+    """Return the columns of the first rows; of values that a whole file has, one for each file, several times."""
+    for file in files:
+        with open_view(inputs, file) as view:
+            refuse_twins(file, view.parquet.schema_arrow.names)
+            try:
+                groups = range(view.parquet.num_row_groups)
+                batch = next((column for column, positions, _ in view.batches(view.names, groups, max_rows)
+                              if len(positions)), None)
+            except (pa.ArrowException, OSError) as error:
+                raise broken(file, error) from error
+        if batch is not None:
+            break
+    else:
+        raise DataError(f"{files[0].uri}: has columns, but no rows", fix="add at least one row below its header")
+    some = files[:: -(-len(files) // max_rows)]
+    of_files = [constants_of(inputs, one) for one in some]
+    names = [name for name in view.names if name in of_files[0] and name not in view.stored]
+    arrays = {name: pa.array([one.get(name) for one in of_files] * max(2, max_rows // len(some))) for name in names}
+    return tuple(_sampled(name, normalize_array(arrays[name] if name in arrays else batch(name)), missing)
+                 for name in view.names)
 
 
 def sample_values(name: str, values: Sequence[Any], missing: Collection[str]) -> Column:
@@ -324,55 +326,8 @@ def _text(value: Any) -> str:
     return "" if value is None else str(int(value)) if isinstance(value, bool) else str(value)
 
 
-def open_parquet(inputs: Inputs, file: InputFile) -> Any:
-    """Open a `pyarrow.parquet.ParquetFile`; an error names the file."""
-    path = inputs.local_path(file.uri)
-    source = path if path is not None else pa.PythonFile(_Ranges(inputs, file), mode="r")
-    try:
-        return ParquetFile(source, memory_map=path is not None, buffer_size=_READ_BYTES, pre_buffer=False)
-    except (pa.ArrowException, OSError) as error:
-        raise _broken(file, error) from error
-
-
-def _broken(file: InputFile, error: Exception) -> EmbarkError:
-    """Explain an error: the file is cut short, damaged or something else, or the machine could not read it."""
-    if isinstance(error, OSError) and error.errno:
-        return explain_data(error, file.uri)
-    return DataError(f"{file.uri}: is not a Parquet file that can be read: {str(error).splitlines()[0]}",
-                     fix="copy or write it again; a Parquet file ends with its index, so one cut short is lost")
-
-
 def _stored_bytes(group: Any) -> int:
     return sum(group.column(i).total_compressed_size for i in range(group.num_columns))
-
-
-class _Ranges(io.RawIOBase):
-    """A remote file that fetches only the bytes that are read."""
-
-    def __init__(self, inputs: Inputs, file: InputFile) -> None:
-        super().__init__()
-        self._inputs, self._file = inputs, file
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._file.size_bytes}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        left = max(0, self._file.size_bytes - self._at)
-        data = self._inputs.read(self._file.uri, self._at, left if size < 0 else min(size, left))
-        self._at += len(data)
-        return data
 
 
 class JsonLinesReader(CsvReader):

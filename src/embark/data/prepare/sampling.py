@@ -104,7 +104,7 @@ def take_sample(
     if format == "parquet":
         from embark.data.prepare.readers import sample_parquet
 
-        return Sample("parquet", sample_parquet(inputs, first, _MAX_ROWS, set(prepare.missing)))
+        return Sample("parquet", sample_parquet(inputs, files, _MAX_ROWS, set(prepare.missing)))
     text = head(inputs, first, _HEAD_BYTES).removeprefix(BOM)
     if not text.strip():
         raise DataError(f"{first.uri}: has no rows", fix="data.prepare.input must name a file with at least one row")
@@ -124,6 +124,8 @@ def take_sample(
 
 
 def _format_of(prepare: PrepareSpec, inputs: Inputs, file: InputFile) -> Format:
+    if file.table:
+        return "parquet"
     start = inputs.read(file.uri, 0, 8)
     is_parquet = start.startswith(b"PAR1")
     is_called_so = file.name.lower().endswith((".parquet", ".pq"))

@@ -24,6 +24,7 @@ IDS = "ids"  # Folder of the maps from keys to ids, beside the data.
 EARLIER = "id_map_from"  # A key of the settings: the fingerprint of the data whose ids were kept.
 NUMBERS = "numbers"  # A key of the settings: the state of the transforms of numbers.
 TIME_SPLIT = "time_split"  # A key of the settings: the column of a split by time, and where validation and test begin.
+TABLES = "tables"  # A key of the settings: the versions of the Delta and Iceberg tables that it was made of.
 SHARED = "shared_tables"  # A key of the settings: features that look up the table of another one.
 VERSION = 1
 TASKS_VERSION = 2  # Has labels of several tasks, which earlier versions of Embark cannot read.
@@ -82,7 +83,7 @@ class Manifest:
         """Return a checksum of what the rows are: the columns, every split's parts by their checksums, where a split by
         time begins, and the id maps.
 
-        Where the files lie and what they were made of is no part of it.
+        Where the files lie and what they were made of is no part of it, but for the versions of tables.
         """
         parts = {split: [[p.rows, p.sha256] for p in self.parts.get(split, ())] for split in SPLITS}
         value = {"layout": self.layout.to_json(), "block_rows": self.block_rows, "parts": parts,
@@ -91,7 +92,11 @@ class Manifest:
             value[TIME_SPLIT] = self.time_split
         if NUMBERS in self.settings:
             value[NUMBERS] = self.settings[NUMBERS]
-        return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
+        versions = self.settings.get(TABLES, ())
+        if versions:
+            value[TABLES] = [[one["id"], one["version"]] for one in versions]
+        return versioned(hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest(),
+                         [f"{one['kind']} {one['version']}" for one in versions])
 
     def to_text(self) -> str:
         """Return the content of the file."""
@@ -129,6 +134,11 @@ class Manifest:
                               for p in file.parts.get(split, ())) for split in SPLITS}
         return Manifest(file.layout, parts, file.label, file.block_rows, file.settings, file.sources,
                         file.bad_rows)
+
+
+def versioned(checksum: str, versions: Sequence[str]) -> str:
+    """Return a fingerprint of rows that names the versions of the tables they come from."""
+    return f"{checksum} ({', '.join(versions)})" if versions else checksum
 
 
 def _inside(path: str) -> str:
