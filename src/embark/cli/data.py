@@ -47,12 +47,11 @@ def prepare(
     from embark.spec import load_spec
 
     loaded = load_spec(spec, set_)
-    out = _folder(loaded.data.path, "prepare")
     if dry_run:
         console.show(preview(loaded), lambda console, shown: _render_preview(console, shown, loaded.data.path))
         return
     with _stages(console) as show:
-        result = prepare_from_spec(loaded, out, on_progress=show, fresh=fresh)
+        result = prepare_from_spec(loaded, on_progress=show, fresh=fresh)
     console.show(result, lambda console, result: _render_prepared(console, result, spec))
 
 

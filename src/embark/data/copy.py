@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from embark.data.prepare.tasks import PREPARING
+from embark.data.prepare.journal import PREPARING
 from embark.data.prepared import MANIFEST, Manifest
 from embark.errors import DataError, UserError
 from embark.formatting import shortlist

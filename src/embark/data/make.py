@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from embark.data.loader import Batch
-from embark.data.prepare.tasks import PREPARING
+from embark.data.prepare.journal import PREPARING
 from embark.data.prepared import BLOCK_ROWS, MANIFEST, SPLITS, Feature, Layout, Manifest, Part, PartWriter, Rows, Split
 from embark.data.prepared.parts import PART_BYTES
 from embark.data.progress import OnProgress, ProgressReporter

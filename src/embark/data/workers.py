@@ -35,6 +35,17 @@ class Work(Protocol):
         while the next task runs."""
 
 
+class Executor(Protocol):
+    """Runs tasks while it is entered: processes of this machine, or a cluster."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None: ...
+
+    def run(self, tasks: Sequence[Any], report: Report) -> Iterator[tuple[Any, Any]]:
+        """Yield each task with its result, in the order in which they end. `report` is called in this thread."""
+
+
 class WorkerPool:
     """Runs `num_workers` processes; with 0 this process does the tasks, which is best for few rows."""
 
@@ -55,7 +66,6 @@ class WorkerPool:
         self._workers.clear()
 
     def run(self, tasks: Sequence[Any], report: Report) -> Iterator[tuple[Any, Any]]:
-        """Yield each task with its result, in the order in which they end. `report` is called in this thread."""
         if not self._num_workers:
             for task in tasks:
                 yield task, self._work.do(task, report)()

@@ -153,13 +153,17 @@ class PrepareSpec(Section):
     """`file` only: names or globs of files for the test split."""
     max_bad_share: NonNegativeFloat = Field(default=0.001, le=1)
     """Unreadable rows are skipped, counted and reported; a larger share of them is an error."""
+    executor: Literal["local", "ray"] = "local"
+    """`local`: processes of this machine. `ray`: tasks of the Ray cluster that `RAY_ADDRESS` names; input and
+    `data.path` are in an object store, or in folders that all its machines share."""
     memory_gb: PositiveFloat = 2.0
-    """Memory limit for all worker processes together."""
+    """Memory limit for all worker processes together; with `ray`, for each task."""
     num_workers: NonNegativeInt = 0
-    """Worker processes; 0: one per core, or fewer if `memory_gb` requires it."""
+    """Worker processes; 0: one per core, or fewer if `memory_gb` requires it. With `ray`, tasks at once; 0: as many as
+    the cluster has cores and memory for."""
 
     def left_out(self) -> Collection[str]:
-        return [name for name in ("encoding", "decimal", "label_is") if self.has_default(name)]
+        return [name for name in ("encoding", "decimal", "label_is", "executor") if self.has_default(name)]
 
 
 class DataSpec(Section):

@@ -99,7 +99,13 @@ def commit(file: BinaryIO, path: Path) -> None:
     file.flush()
     os.fsync(file.fileno())
     file.close()
-    os.replace(file.name, path)
+    move(Path(file.name), path)
+
+
+def move(file: Path, path: Path) -> None:
+    """Rename a file that is on disk to `path`, durably."""
+    make_directory(path.parent)
+    os.replace(file, path)
     _sync(path.parent)
 
 

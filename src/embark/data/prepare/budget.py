@@ -36,12 +36,13 @@ class Budget:
 
 
 def plan_budget(prepare: PrepareSpec, schema: Schema, *, has_runs: bool) -> Budget:
-    """Use as many workers as there are cores, or fewer if the memory is too little for that."""
+    """Use as many workers as there are cores, or fewer if the memory is too little for that. Each task of Ray has the
+    memory for itself."""
     memory_bytes = int(prepare.memory_gb * 1e9)
     fixed = BASE_BYTES[schema.format] + _writer_bytes(schema)
     chunk_copies, run_row_bytes = CHUNK_COPIES[schema.format], _run_row_bytes(schema) if has_runs else 0
     least = fixed + chunk_copies * MIN_CHUNK_BYTES + MIN_RUN_ROWS * run_row_bytes
-    wanted = prepare.num_workers or len(os.sched_getaffinity(0))
+    wanted = 1 if prepare.executor == "ray" else prepare.num_workers or len(os.sched_getaffinity(0))
     num_workers = min(wanted, (memory_bytes - PARENT_BYTES) // least)
     if num_workers < 1:
         raise UserError(

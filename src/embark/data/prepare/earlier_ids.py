@@ -100,10 +100,11 @@ class EarlierIds:
         """Return what the new manifest records: which ids it continues, not where they lie."""
         return {"data": self.before.manifest.fingerprint(), "new_ids": "append"}
 
-    def fetch(self, folder: Path) -> dict[str, KnownIds]:
-        """Return the maps by table, checked; they are copied to `folder` if they are not on this machine."""
+    def fetch(self, folder: Path, *, is_moved: bool = False) -> dict[str, KnownIds]:
+        """Return the maps by table, checked; they are copied to `folder` if they are not on this machine, or with
+        `is_moved`."""
         names = [name for name in self.maps if self._how(name) == "frequency"]
-        here = local_folder(self.path)
+        here = None if is_moved else local_folder(self.path)
         if here is None:
             files = [f"{IDS}/{name}.{kind}.npy" for name in names for kind in ("keys", "ids")]
             open_store(self.path).download_many([(file, folder / file) for file in files])

@@ -113,7 +113,7 @@ def read_runs(
     directory: Path, name: str, num_runs: int, is_list: Sequence[bool]
 ) -> Iterator[tuple[Rows, Bytes]]:
     """Yield the rows of each run of a segment, and their splits."""
-    with open(_paths(directory, name)[0], "rb") as file:
+    with open(rows_file(directory, name), "rb") as file:
         for _ in range(num_runs):
             label, split, dense = (np.load(file) for _ in range(3))
             lengths = tuple(np.load(file) if has_lengths else None for has_lengths in is_list)
@@ -306,8 +306,12 @@ def npy_file(path: Path, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Binary
     return file
 
 
+def rows_file(directory: Path, segment: str) -> Path:
+    return directory / f"{segment}.rows"
+
+
 def _paths(directory: Path, name: str) -> tuple[Path, Path]:
-    return directory / f"{name}.rows", directory / f"{name}.keys"
+    return rows_file(directory, name), directory / f"{name}.keys"
 
 
 def _sorted(keys: Keys) -> tuple[NDArray[np.integer[Any]], Keys]:

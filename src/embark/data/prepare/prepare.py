@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from embark.data.column_report import Problem, unseen_ids
+from embark.data.column_report import MAX_ROWS, Problem, unseen_ids
 from embark.data.prepare.budget import Budget, plan_budget
 from embark.data.prepare.earlier_ids import EarlierIds, open_earlier
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.id_numbering import IdFiles
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs, tables_of
+from embark.data.prepare.journal import PREPARING, Journal
 from embark.data.prepare.rows import BadRows, should_give_up
 from embark.data.prepare.splits import (
     check_splits,
@@ -28,8 +28,8 @@ from embark.data.prepare.splits import (
     time_split_record,
 )
 from embark.data.prepare.statistics_count import time_bins
-from embark.data.prepare.tasks import PREPARING, Journal, Kind, Preparation, Task, open_reader
-from embark.data.prepared.cache import local_folder
+from embark.data.prepare.stored import Extent, StoredPreparation, TaskFolder, driver_folder
+from embark.data.prepare.tasks import Kind, Preparation, Task, open_reader
 from embark.data.prepared.manifest import (
     EARLIER,
     IDS,
@@ -44,15 +44,16 @@ from embark.data.prepared.manifest import (
     shared_tables,
 )
 from embark.data.progress import MemoryMonitor, OnProgress, ProgressReporter
-from embark.data.workers import WorkerPool
+from embark.data.workers import Executor, Work, WorkerPool
 from embark.errors import DataError, UserError
 from embark.features.encoding import IdMethod, id_methods
 from embark.features.layout import Layout
 from embark.features.numbers import Numbers, NumberSample, fit_numbers, fixed_numbers
 from embark.features.schema import FIXED_ROWS, Schema, SparseColumn
 from embark.spec.run import RunSpec
-from embark.store import write_atomic
-from embark.store.errors import writing
+from embark.store import ObjectStore, open_store
+from embark.store.errors import NotFound
+from embark.store.object_store import LocalStore
 
 SEGMENT_BYTES = 96 << 20
 MIN_SEGMENT_BYTES = 8 << 20
@@ -98,7 +99,7 @@ class Preview:
 class PrepareResult:
     """The result of a preparation."""
 
-    path: Path
+    path: Path | str  # A folder, or the URI in an object store.
     manifest: Manifest
     input_bytes: int
     elapsed_s: float
@@ -163,18 +164,11 @@ def _with_transforms(
 def prepare_from_spec(
     spec: RunSpec, out: str | Path = "", *, on_progress: OnProgress | None = None, fresh: bool = False
 ) -> PrepareResult:
-    """Prepare the files of `data.prepare.input` into the folder `out`, by default `data.path`; what the spec leaves
-    open is guessed."""
+    """Prepare the files of `data.prepare.input` into the folder or the URI `out`, by default `data.path`; what the spec
+    leaves open is guessed."""
     spec, schema, inputs, files, earlier = _open_inputs(spec)
-    folder = Path(out) if out else _own_folder(spec)
-    return prepare(spec, schema, inputs, files, folder, on_progress=on_progress, fresh=fresh, earlier=earlier)
-
-
-def _own_folder(spec: RunSpec) -> Path:
-    if (folder := local_folder(spec.data.path)) is None:
-        raise UserError(f"data.path = {spec.data.path}: data is prepared into a local folder",
-                        fix="name one, and copy it with `embark data copy`")
-    return folder
+    return prepare(spec, schema, inputs, files, out or spec.data.path, on_progress=on_progress, fresh=fresh,
+                   earlier=earlier)
 
 
 def _open_inputs(spec: RunSpec) -> tuple[RunSpec, Schema, Inputs, list[InputFile], EarlierIds | None]:
@@ -215,47 +209,61 @@ def _has_runs(schema: Schema, methods: Sequence[IdMethod]) -> bool:
 
 
 def prepare(
-    spec: RunSpec, schema: Schema, inputs: Inputs, files: list[InputFile], out: Path, *,
+    spec: RunSpec, schema: Schema, inputs: Inputs, files: list[InputFile], out: str | Path, *,
     on_progress: OnProgress | None = None, fresh: bool = False, earlier: EarlierIds | None = None,
 ) -> PrepareResult:
-    """Prepare `files` into the folder `out`, with the ids of `earlier` data.
+    """Prepare `files` into the folder or the URI `out`, with the ids of `earlier` data.
 
-    An interrupted call is resumed. A folder that is complete already is left as it is. `fresh` starts over.
+    An interrupted call is resumed. Data that is complete already is left as it is. `fresh` starts over.
     """
     check_splits(spec.data, files)
     began_s, input_bytes = time.monotonic(), sum(file.size_bytes for file in files)
     methods = _methods(spec, schema, earlier)
     numbers = earlier.before.numbers if earlier else _fixed_numbers(spec, schema)
     budget = plan_budget(spec.data.prepare, schema, has_runs=_has_runs(schema, methods) or numbers is None)
-    settings = settings_of(spec, schema, files, out, earlier)
-    with writing(out, "data.path"), MemoryMonitor() as memory, Journal(out) as journal:
+    store = open_store(out)
+    settings = settings_of(spec, schema, files, store, earlier)
+    with driver_folder(store) as folder, MemoryMonitor() as memory, Journal(store) as journal:
         if fresh:
-            _remove(out)
-        complete = _complete_already(out, settings)
+            store.delete(MANIFEST)  # first: without it, what is half removed is not data
+            journal.clear(*SPLITS, IDS)
+        complete = _complete_already(store, settings)
         if complete is None:
             journal.begin(settings)
-            known = earlier.fetch(journal.directory / "earlier") if earlier else {}
-            work = Preparation(spec, schema, inputs, out, budget, methods, known=known, numbers=numbers,
+            work = Preparation(spec, schema, inputs, folder.path, budget, methods, numbers=numbers,
                                known_statistics=earlier.statistics(schema) if earlier else ())
-            run = _Run(work, files, journal, ProgressReporter(on_progress, memory))
-            manifest = run.prepare(settings)
+            run = _Run(work, files, journal, folder, ProgressReporter(on_progress, memory))
+            manifest = run.prepare(settings, earlier)
             run.progress.end()
         journal.remove()
-    return PrepareResult(out, complete or manifest, input_bytes, time.monotonic() - began_s, memory.peak_bytes,
+        folder.fetch(_first_parts(complete or manifest))
+        hints = tuple(unseen_ids(folder.path, complete or manifest))
+    path = store.root if isinstance(store, LocalStore) else store.uri
+    return PrepareResult(path, complete or manifest, input_bytes, time.monotonic() - began_s, memory.peak_bytes,
                          was_complete=complete is not None,
                          dropped={name: schema.why.get(name, "") for name in schema.ignored},
-                         id_map_from=earlier.path if earlier else "",
-                         hints=tuple(unseen_ids(out, complete or manifest)))
+                         id_map_from=earlier.path if earlier else "", hints=hints)
+
+
+def _first_parts(manifest: Manifest) -> Iterator[Extent]:
+    """Yield the parts whose rows are looked at in the end."""
+    for parts in manifest.parts.values():
+        num_rows = 0
+        for part in parts:
+            if num_rows < MAX_ROWS:
+                yield Extent(part.file)
+            num_rows += part.rows
 
 
 def settings_of(
-    spec: RunSpec, schema: Schema, files: Sequence[InputFile], out: Path, earlier: EarlierIds | None = None
+    spec: RunSpec, schema: Schema, files: Sequence[InputFile], store: ObjectStore, earlier: EarlierIds | None = None
 ) -> dict[str, Any]:
-    """Collect all that the result depends on. Files go by the folder `out`: the current directory may be another next
-    time."""
+    """Collect all that the result depends on. Files go by the folder of the data: the current directory may be another
+    next time."""
+    out = store.root if isinstance(store, LocalStore) else "/"
     prepare = spec.data.prepare
     options = prepare.model_dump(mode="json", exclude={"input", "format", "memory_gb", "num_workers", "max_bad_share",
-                                                       "id_map_from"})
+                                                       "id_map_from", "executor"})
     roles = {key: value for key, value in asdict(schema).items()
              if key not in ("why", "examples") and (key != "labels" or value)}
     defaults = {one.name: one.default for one in fields(SparseColumn)}
@@ -284,17 +292,20 @@ class _Run:
     """One call of `prepare`: it does the tasks that are not done yet, stage after stage."""
 
     def __init__(
-        self, work: Preparation, files: Sequence[InputFile], journal: Journal, progress: ProgressReporter
+        self, work: Preparation, files: Sequence[InputFile], journal: Journal, folder: TaskFolder,
+        progress: ProgressReporter,
     ) -> None:
-        self.work, self.files, self.journal, self.progress = work, files, journal, progress
-        total_bytes = sum(file.size_bytes for file in files)
-        self.num_workers = 0 if total_bytes <= SMALL_BYTES else work.budget.num_workers
+        self.work, self.files, self.journal, self.folder, self.progress = work, files, journal, folder, progress
 
-    def prepare(self, settings: dict[str, Any]) -> Manifest:
+    def prepare(self, settings: dict[str, Any], earlier: EarlierIds | None) -> Manifest:
         """Do everything, the manifest last."""
+        if earlier:
+            known = earlier.fetch(self.work.out / PREPARING / "earlier", is_moved=self._is_stored)
+            self.work = replace(self.work, known=known)
         tasks = self._segment_tasks(settings["segment_bytes"])
         self.work = replace(self.work, segment_names=tuple(task.name for task in tasks))
-        with WorkerPool(self.work, self.num_workers) as pool:
+        self.folder.put()
+        with self._executor() as pool:
             starts = self._split_starts(pool, tasks)
             bin_starts = self._bin_starts(pool, tasks, starts)
             records = self._do(pool, "reading", [replace(task, split_starts=starts, bin_starts=bin_starts)
@@ -307,7 +318,7 @@ class _Run:
             written, id_maps, rate = records, self._id_maps(), 0.0
             numbers = self.work.numbers
             if numbers is None:
-                numbers = self._fitted([self.work.sample_file(task.name) for task in tasks])
+                numbers = self._fitted(self._here([self.work.sample_file(task.name) for task in tasks]))
             if self.work.numbered:
                 id_maps = self._id_maps(self._do(pool, "numbering ids", self._number_tasks(records)))
             names = (*numbers.names, *self.work.schema.statistics_names)
@@ -318,6 +329,7 @@ class _Run:
                 id_maps |= {about["name"]: self.work.statistic_files(column).record("statistics", about)
                             for about, column in zip(counted, self.work.statistics, strict=True)}
             id_maps |= self.work.keep_statistics()
+            self.folder.put()
             if self._is_staged:
                 tasks = [replace(task, numbers=numbers if self.work.numbers is None else None) for task in tasks]
                 written = self._do(pool, "writing", self._write_tasks(tasks, records, layout, rate))
@@ -333,8 +345,28 @@ class _Run:
         )
         if not manifest.num_rows("train"):
             raise DataError("no row of the input is for training", fix="check data.prepare.split and what it needs")
-        write_atomic(self.work.out / MANIFEST, manifest.to_text())
+        self.journal.put(MANIFEST, manifest.to_text())
         return manifest
+
+    def _executor(self) -> Executor:
+        prepare = self.work.spec.data.prepare
+        work: Work = StoredPreparation(self.work, self.folder.uri) if self._is_stored else self.work
+        if prepare.executor == "ray":
+            from embark.data.ray_executor import RayExecutor
+
+            return RayExecutor(work, prepare.num_workers, self.work.budget.memory_bytes)
+        total_bytes = sum(file.size_bytes for file in self.files)
+        return WorkerPool(work, 0 if total_bytes <= SMALL_BYTES else self.work.budget.num_workers)
+
+    @property
+    def _is_stored(self) -> bool:
+        """Whether each task is done in a folder of its own."""
+        return not self.folder.is_direct or self.work.spec.data.prepare.executor == "ray"
+
+    def _here(self, paths: list[Path]) -> list[Path]:
+        """Have these files of the tasks on this machine."""
+        self.folder.fetch([Extent(path.relative_to(self.work.out).as_posix()) for path in paths])
+        return paths
 
     @property
     def _is_staged(self) -> bool:
@@ -364,7 +396,7 @@ class _Run:
                 tasks.append(Task(kind, f"{index:05d}-{s.index:05d}", ends[1] - ends[0], s, index))
         return tasks
 
-    def _split_starts(self, pool: WorkerPool, tasks: Sequence[Task]) -> tuple[int, ...]:
+    def _split_starts(self, pool: Executor, tasks: Sequence[Task]) -> tuple[int, ...]:
         """Return where validation and test begin in a split by time, from the spec or from all rows' times."""
         data = self.work.spec.data
         if data.prepare.split != "time":
@@ -372,18 +404,20 @@ class _Run:
         if starts := given_starts(data):
             return starts
         self._do(pool, "reading times", [replace(task, kind="times") for task in tasks])
-        return newest_starts(data, [self.work.times_file(task.name) for task in tasks])
+        return newest_starts(data, self._here([self.work.times_file(task.name) for task in tasks]))
 
-    def _bin_starts(self, pool: WorkerPool, tasks: Sequence[Task], starts: tuple[int, ...]) -> tuple[int, ...]:
+    def _bin_starts(self, pool: Executor, tasks: Sequence[Task], starts: tuple[int, ...]) -> tuple[int, ...]:
         """Return where the bins of training rows begin by time; empty where rows have none."""
         if not (self.work.statistics and self.work.schema.has_row_time):
             return ()
         self._do(pool, "reading times", [replace(task, kind="times") for task in tasks])
-        return time_bins([self.work.times_file(task.name) for task in tasks], starts[0] if starts else None)
+        times = self._here([self.work.times_file(task.name) for task in tasks])
+        return time_bins(times, starts[0] if starts else None)
 
-    def _do(self, pool: WorkerPool, stage: str, tasks: Sequence[Task]) -> list[Record]:
+    def _do(self, pool: Executor, stage: str, tasks: Sequence[Task]) -> list[Record]:
         """Return the records of the tasks, in order; tasks that have a record are not done again."""
-        records = {task.name: record for task in tasks if (record := self.journal.read(task.record)) is not None}
+        done = self.journal.read_all(task.record for task in tasks)
+        records = {task.name: done[task.record] for task in tasks if task.record in done}
         missing = [task for task in tasks if task.name not in records]
         total = sum(task.weight for task in tasks)
         if stage == "reading":
@@ -394,8 +428,8 @@ class _Run:
             records[task.name] = record
             max_share = self.work.spec.data.prepare.max_bad_share
             if stage == "reading" and should_give_up(self.progress.num_rows, self.progress.num_bad, max_share):
-                done = [task for task in tasks if task.name in records]
-                by_file = self._by_file(done, [records[task.name] for task in done])
+                ended = [task for task in tasks if task.name in records]
+                by_file = self._by_file(ended, [records[task.name] for task in ended])
                 BadRows.collect(self.files, by_file).check(max_share)
         return [records[task.name] for task in tasks]
 
@@ -444,18 +478,19 @@ class _Run:
         return maps
 
 
-def _complete_already(out: Path, settings: dict[str, Any]) -> Manifest | None:
+def _complete_already(store: ObjectStore, settings: dict[str, Any]) -> Manifest | None:
     """Return the data that is there if it comes from the same input and settings; other data is refused, and nothing
     is lost."""
-    path = out / MANIFEST
-    if not path.exists():
+    try:
+        text = store.read(MANIFEST).decode()
+    except NotFound:
         return None
-    manifest = Manifest.from_text(path.read_text(), str(path))
+    manifest = Manifest.from_text(text, store.where(MANIFEST))
     was = {key: value for key, value in manifest.settings.items() if key not in ("id_maps", TIME_SPLIT, NUMBERS)}
     if was != _without_files(settings) or _versions(manifest.sources) != _versions(settings["files"]):
         tables = [", ".join(f"{one['kind']} table {one['name']}#{one['version']}" for one in some.get(TABLES, ()))
                   for some in (was, settings)]
-        raise UserError(f"{out}: holds data that was prepared from other files or with other settings"
+        raise UserError(f"{store.uri}: holds data that was prepared from other files or with other settings"
                         + (f": {tables[0] or 'no table'} then, {tables[1] or 'none'} now" if tables[0] != tables[1]
                            else ""),
                         fix="--fresh removes it and starts over, or set another data.path")
@@ -469,18 +504,6 @@ def _versions(files: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
 
 def _without_files(settings: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if key != "files"}
-
-
-def _remove(out: Path) -> None:
-    """Remove what an earlier call wrote, the manifest first, and nothing else in the folder."""
-    (out / MANIFEST).unlink(missing_ok=True)
-    for name in (*SPLITS, IDS):
-        shutil.rmtree(out / name, ignore_errors=True)
-    for path in (out / PREPARING).iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        elif path.name != "lock":
-            path.unlink()
 
 
 def segment_bytes_of(total_bytes: int) -> int:

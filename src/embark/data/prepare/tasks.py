@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
-import json
-import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from embark.data.prepare import id_numbering, statistics_count
 from embark.data.prepare.inputs import Inputs
+from embark.data.prepare.journal import PREPARING, Journal, record_path
 from embark.data.prepare.rows import Reader, Segment, SegmentCounts
 from embark.data.prepare.splits import TRAIN, assign_splits
+from embark.data.prepare.stored import Extent
 from embark.data.prepared.manifest import IDS, SPLITS
 from embark.data.prepared.parts import PartWriter
 from embark.data.workers import Report
-from embark.errors import UserError
 from embark.features.arrays import Array, Bytes
 from embark.features.encoding import IdMethod, hash_ids, weights_of_keys
 from embark.features.layout import Feature, Layout, Rows
@@ -31,11 +26,10 @@ from embark.features.numbers import Numbers, NumberSample, with_bounds
 from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema, SparseColumn
 from embark.features.statistics import ValueStatistics, statistic_columns, with_statistics
-from embark.formatting import shortlist, to_one_line
 from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
-from embark.store import write_atomic
 from embark.store.atomic_file import commit
+from embark.store.object_store import LocalStore
 
 if TYPE_CHECKING:
     from embark.data.prepare.budget import Budget
@@ -88,7 +82,41 @@ class Preparation:
         run = {"times": self._times, "read": self._read, "stage": self._stage, "number": self._number,
                "count": self._count, "write": self._write}[task.kind]
         finish = run(task, report)
-        return lambda: Journal(self.out).write(task.record, finish())
+        return lambda: self.journal.write(task.record, finish())
+
+    @property
+    def journal(self) -> Journal:
+        return Journal(LocalStore(self.out))
+
+    def moved(self, out: Path) -> Preparation:
+        """Return the same preparation in another folder."""
+        known = {name: replace(one, keys=out / one.keys.relative_to(self.out), ids=out / one.ids.relative_to(self.out))
+                 for name, one in self.known.items()}
+        return replace(self, out=out, known=known)
+
+    def needed(self, task: Task) -> Iterator[list[Extent]]:
+        """Yield the parts of other tasks' files that a task reads. Each list is here before the next is asked for."""
+        def extent(path: Path, start: int = 0, size_bytes: int | None = None) -> Extent:
+            return Extent(path.relative_to(self.out).as_posix(), start, size_bytes)
+
+        if task.kind in ("number", "count"):
+            yield [Extent(record_path(f"stage/{name}")) for name in self.segment_names]
+            names = [f"{task.column}.statistics"]
+            entry_bytes = statistics_count.ENTRY.itemsize
+            if task.kind == "number":
+                names, entry_bytes = [str(i) for i in (task.column, *self._beside(task.column))], 4
+                if known := self.known.get(self.schema.sparse[task.column].name):
+                    yield [extent(known.keys), extent(known.ids)]
+            yield [extent(run.path, run.start, run.num_keys * (run.dtype.itemsize + entry_bytes))
+                   for name in names for segment in self.segment_names for run in self._keys_of(segment, name)]
+        elif task.kind == "write":
+            yield [Extent(record_path(f"stage/{task.name}"))]
+            nums = {name: sum(run[name]["num"] for run in self._runs(task.name)) for name in self.counted}
+            files = [*((self.id_files(i).codes, 4) for i in self.numbered),
+                     *((self.statistic_files(i).codes, statistics_count.BEFORE.itemsize) for i in self.statistics)]
+            yield [extent(id_numbering.rows_file(self._runs_directory, task.name)),
+                   *(extent(path, start * size, num * size)
+                     for (path, size), start, num in zip(files, task.starts, nums.values(), strict=True))]
 
     def reader(self, *, only_time: bool = False) -> Reader:
         schema = self.schema.only_time() if only_time else self.schema
@@ -152,7 +180,7 @@ class Preparation:
 
     @property
     def _runs_directory(self) -> Path:
-        return Journal(self.out).directory / "staged"
+        return self.out / PREPARING / "staged"
 
     def _times(self, task: Task, report: Report) -> _Finish:
         """Write the rows' times alone, which say where a split by time begins."""
@@ -233,12 +261,8 @@ class Preparation:
         """Number a column's keys, the known ones first, then the most frequent."""
         column, prepare = self.schema.sparse[task.column], self.spec.data.prepare
         (self.out / IDS).mkdir(exist_ok=True)
-        tables = {table.name: table.weights for table in self.spec.model.tables}
-        runs, beside = ([run for i in columns for name in self.segment_names
-                         for run in self._keys_of(name, str(i))]
-                        for columns in ([task.column], [
-                            i for i in self.numbered if i != task.column and column.name in tables
-                            and tables.get(self.schema.sparse[i].name) == tables[column.name]]))
+        runs, beside = ([run for i in columns for name in self.segment_names for run in self._keys_of(name, str(i))]
+                        for columns in ([task.column], self._beside(task.column)))
         known, limit = self.known.get(column.name), column.rows or prepare.max_rows
         if known:
             limit = max(known.num_rows, limit)
@@ -251,6 +275,13 @@ class Preparation:
         if known:
             about |= {"known": found.num_known, "new": found.num_new}
         return lambda: about | {"sha256": self.id_files(task.column).sha256()}
+
+    def _beside(self, column: int) -> list[int]:
+        """Return the other columns whose values have the ids of this one."""
+        tables = {table.name: table.weights for table in self.spec.model.tables}
+        names = [one.name for one in self.schema.sparse]
+        return [i for i in self.numbered if i != column and names[column] in tables
+                and tables.get(names[i]) == tables[names[column]]]
 
     def _count(self, task: Task, report: Report) -> _Finish:
         """Count the rows and the labels of each value of a column."""
@@ -326,7 +357,7 @@ class Preparation:
         return id_numbering.keys_of(self._runs_directory, segment, self._runs(segment), name)
 
     def _runs(self, name: str) -> list[dict[str, Any]]:
-        record = Journal(self.out).read(f"stage/{name}")
+        record = self.journal.read(f"stage/{name}")
         assert record is not None
         return list(record["runs"])
 
@@ -365,79 +396,3 @@ class _Writers:
     def close(self) -> dict[str, list[dict[str, Any]]]:
         return {split: [asdict(part) for part in writer.close()]
                 for split, writer in zip(SPLITS, self._writers, strict=True)}
-
-
-PREPARING = ".preparing"
-_SETTINGS, _CHECKSUM = "settings.json", "sha256"
-
-
-class Journal:
-    """Keeps a record of each task, written atomically after what it describes is on disk."""
-
-    def __init__(self, out: Path) -> None:
-        self.directory = out / PREPARING
-        self._lock: int | None = None
-
-    def __enter__(self) -> Self:
-        self.directory.mkdir(parents=True, exist_ok=True)
-        self._lock = os.open(self.directory / "lock", os.O_CREAT | os.O_RDWR, 0o644)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock)
-            raise UserError(f"{self.directory.parent}: another process is preparing data here",
-                            fix="wait for it, or set another data.path") from None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-
-    def begin(self, settings: dict[str, Any]) -> None:
-        """Start with these settings, or resume with the same ones; others are refused."""
-        path = self.directory / _SETTINGS
-        if not path.exists():
-            write_atomic(path, json.dumps(settings, indent=1) + "\n")
-            return
-        try:
-            differing = differences(json.loads(path.read_text()), settings)
-        except (OSError, ValueError, RecursionError) as error:
-            raise UserError(f"{path}: is damaged: {to_one_line(error)[:200]}",
-                            fix="--fresh starts the preparation over") from None
-        if differing:
-            shown = shortlist([f"{path} was {was!r:.60}, is {now!r:.60}" for path, was, now in differing], 5)
-            raise UserError(f"{self.directory.parent}: holds another, unfinished preparation: {shown}",
-                            fix="--fresh starts over, or set another data.path")
-
-    def read(self, name: str) -> dict[str, Any] | None:
-        """Return a task's record if it is done. One that is damaged counts as none: the task is done again."""
-        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError):
-            found = json.loads((self.directory / f"{name}.json").read_text())
-            if found[_CHECKSUM] == _checksum(found["record"]):
-                return dict(found["record"])
-        return None
-
-    def write(self, name: str, record: dict[str, Any]) -> dict[str, Any]:
-        """Record that the task is done; return the record."""
-        path = self.directory / f"{name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(path, json.dumps({_CHECKSUM: _checksum(record), "record": record}))
-        return record
-
-    def remove(self) -> None:
-        """Remove all records once everything is done."""
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-
-def _checksum(record: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
-
-
-def differences(was: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
-    """Return where two values of JSON differ, and what each has there."""
-    if isinstance(was, dict) and isinstance(now, dict):
-        return [d for key in dict.fromkeys([*was, *now])
-                for d in differences(was.get(key), now.get(key), f"{path}.{key}" if path else key)]
-    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
-        return [d for i, (a, b) in enumerate(zip(was, now, strict=True)) for d in differences(a, b, f"{path}[{i}]")]
-    return [] if was == now else [(path, was, now)]
