@@ -1,11 +1,13 @@
 """`embark data prepare` on synthetic Criteo text under a memory cap, beside polars parsing the same file.
 
-    python bench/prepare.py [--gb 10] [--memory-gb 2] [--ids hash] [--keep FOLDER]
+    python bench/prepare.py [--gb 10] [--memory-gb 2] [--ids hash] [--keep FOLDER] [--beside CHECKOUT [--turns 3]]
 
 Polars only reads: 14 integers and 26 hexadecimal columns to integers, one aggregate a column so that nothing is
 skipped, streaming, on all cores, by the fastest of several ways that are tried on a part of the file. Embark reads,
 checks, splits, transforms, numbers ids, writes, hashes and counts. Both run in a process of their own, whose memory,
 with that of all below it, is measured from outside. Polars is run before and after; its better time counts.
+
+`--beside` compares this code with that of another commit, and with features of its own: in turns, the best of each.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -44,6 +47,9 @@ LABEL_RATE = 0.03
 BLOCK_ROWS = 1 << 15
 WAYS = ("to_integer", "to_integer_64", "decode")
 TRIAL_BYTES = 256 << 20
+FEATURES = ("numbers", "everything")
+"""`numbers`: standardized, each with a flag, by statistics of the training rows. `everything`: besides, a table of each
+number's buckets, a cross, and the count and label rate of a column's values."""
 
 
 def main() -> None:
@@ -52,6 +58,8 @@ def main() -> None:
     parser.add_argument("--memory-gb", type=float, default=2)
     parser.add_argument("--ids", choices=("hash", "frequency"), default="hash")
     parser.add_argument("--keep", type=Path, help="folder for the file, which is kept and used again")
+    parser.add_argument("--beside", type=Path, help="a checkout of another commit, whose code prepares the file too")
+    parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.child:
@@ -64,7 +72,33 @@ def main() -> None:
         if not file.exists():
             make_file(file, int(asked.gb * 1e9))
             os.sync()  # or the disk is still busy with it while the first is measured
-        measure(file, Path(scratch), asked.memory_gb, asked.ids)
+        if asked.beside:
+            compare(file, Path(scratch), asked)
+        else:
+            measure(file, Path(scratch), asked.memory_gb, asked.ids)
+
+
+def compare(file: Path, scratch: Path, asked: argparse.Namespace) -> None:
+    """Prepare by both commits, and with features, in turns."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for _ in range(asked.turns):
+        for name, features, source in (("the other commit", "", asked.beside / "src"), ("this commit", "", None),
+                                       *((f"this commit, {how}", how, None) for how in FEATURES)):
+            found.setdefault(name, []).append(run_child(
+                "prepare", str(file), str(scratch / "out"), str(asked.memory_gb), asked.ids, features, source=source))
+            shutil.rmtree(scratch / "out")
+    best = {name: min(several, key=lambda one: one["seconds"]) for name, several in found.items()}
+    least = {name: min(one["cpu_s"] for one in several) for name, several in found.items()}
+    before = best["the other commit"]["seconds"], least["the other commit"]
+    size_gb, rows = file.stat().st_size / 1e9, best["this commit"]["rows"]
+    table = Table(title=f"{size_gb:.1f} GB, {rows:,} rows, ids by {asked.ids}, {asked.turns} turns")
+    for heading in ("", "seconds", "rate", "of processors, s", "rate", "peak memory, GB"):
+        table.add_column(heading, justify="right" if heading else "left")
+    for name, one in best.items():
+        peak_bytes = max(each["peak_bytes"] for each in found[name])
+        table.add_row(name, f"{one['seconds']:.1f}", f"{before[0] / one['seconds']:.2f}", f"{least[name]:.1f}",
+                      f"{before[1] / least[name]:.2f}", f"{peak_bytes / 1e9:.2f}")
+    Console(width=120).print(table)
 
 
 def measure(file: Path, scratch: Path, memory_gb: float, ids: str) -> None:
@@ -108,9 +142,10 @@ def show(
     assert peer["rows"] == ours["rows"], (peer["rows"], ours["rows"])
 
 
-def run_child(*words: str) -> dict[str, Any]:
-    """Run one of them in a process of its own, and measure all of its memory."""
-    process = subprocess.Popen([sys.executable, __file__, "--child", *words], stdout=subprocess.PIPE, text=True)
+def run_child(*words: str, source: Path | None = None) -> dict[str, Any]:
+    """Run one of them in a process of its own, by the code in `source`, and measure all of its memory."""
+    process = subprocess.Popen([sys.executable, __file__, "--child", *words], stdout=subprocess.PIPE, text=True,
+                               env={**os.environ, **({"PYTHONPATH": str(source)} if source else {})})
     peak, cpu_s, is_over = 0, dict[int, float](), threading.Event()
 
     def watch() -> None:
@@ -164,7 +199,7 @@ def parse_by_polars(file: str, way: str) -> dict[str, Any]:
     return {"seconds": seconds, "rows": found["rows"][0], "rows_per_s": found["rows"][0] / seconds}
 
 
-def prepare_by_embark(file: str, out: str, memory_gb: str, ids: str) -> dict[str, Any]:
+def prepare_by_embark(file: str, out: str, memory_gb: str, ids: str, how: str = "") -> dict[str, Any]:
     from embark.data.prepare.inputs import Inputs
     from embark.data.prepare.prepare import prepare
     from embark.data.progress import Progress
@@ -174,8 +209,16 @@ def prepare_by_embark(file: str, out: str, memory_gb: str, ids: str) -> dict[str
     dense = tuple(f"int_{i}" for i in range(13))
     sparse = tuple(SparseColumn(f"cat_{i}", "hex", rows=rows if ids == "hash" else None)
                    for i, rows in enumerate(TABLE_ROWS))
+    features: dict[str, Any] = {"numbers": "standardize", "missing_flags": True} if how else {}
+    if how == "everything":
+        features["bucket_tables"] = True
+        sparse = (replace(sparse[0], statistics=("count", "label_rate")), *sparse[1:],
+                  SparseColumn("cross", "cross", parts=("cat_5", "cat_8"), buckets=((), ()),
+                               rows=1000 if ids == "hash" else None),
+                  *(SparseColumn(f"{name}_bucket", "bucket", rows=17, parts=(name,)) for name in dense))
     schema = Schema("criteo", "label", dense, sparse, ("label", *dense, *(column.name for column in sparse)))
-    spec = RunSpec.model_validate({"data": {"prepare": {"ids": ids, "memory_gb": float(memory_gb)}}})
+    spec = RunSpec.model_validate({"data": {"kind": "prepared", "path": out, "prepare": {
+        "ids": ids, "memory_gb": float(memory_gb)}}, **({"features": features} if features else {})})
     inputs, reports = Inputs(), list[Progress]()
     began_s = time.perf_counter()
     result = prepare(spec, schema, inputs, inputs.find(file), Path(out), on_progress=reports.append)

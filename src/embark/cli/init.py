@@ -27,33 +27,37 @@ def init(
     preset: str = "quickstart", /, *, out: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
     model: Flag = False, force: Flag = False, console: Console = Console(),
 ) -> None:
-    """Write a starter spec: laptop, quickstart, criteo-1tb, mlperf-dcnv2 or mlperf-hstu.
+    """Write a starter spec: laptop, quickstart, criteo-1tb, mlperf-dcnv2, mlperf-hstu, or one for a file of yours.
 
     Parameters
     ----------
     preset
-        The preset to start from.
+        The preset to start from, or a file of rows to train on.
     out
-        The file to write, PRESET.toml by default; - for standard output.
+        The spec to write, PRESET.toml by default, or the file's name with .toml; - for standard output.
     model
         Also write a custom model to start from, my_model.py, beside it.
     force
         Overwrite files that exist.
     """
+    from embark.data.prepare.guess import starter_of_file
     from embark.spec import PRESETS
     from embark.spec.load import set_in_text
     from embark.spec.toml import starter
     from embark.store import write_atomic
 
-    if preset not in PRESETS:
-        raise UserError(f"{preset}: no such preset", fix=nearest(preset, PRESETS))
-    path = out or Path(f"{preset}.toml")
+    is_file = preset not in PRESETS and Path(preset).is_file()
+    if preset not in PRESETS and not is_file:
+        raise UserError(f"{preset}: no such preset, and no file", fix=nearest(preset, PRESETS))
+    path = out or Path(f"{Path(preset).name.partition('.')[0] if is_file else preset}.toml")
+    if is_file and Path(preset).suffix == ".toml":
+        raise UserError(f"{preset}: is a spec, and no file of rows", fix=f"embark train {shlex.quote(preset)}")
     if str(path) == "-":
         if model:
             raise UserError("--model writes a file beside the spec", fix="leave --model or --out - out")
-        console.file(starter(preset))
+        console.file(starter_of_file(Path(preset), Path("spec.toml")) if is_file else starter(preset))
         return
-    text = starter(preset, path)
+    text = starter_of_file(Path(preset), path) if is_file else starter(preset, path)
     files = {path: text}
     if model:
         files = {path: set_in_text(text, ["model.kind=my_model:MyModel"], where=str(path))[0],
@@ -74,6 +78,9 @@ def _is_other(file: Path, content: str) -> bool:
 
 
 def _render(console: Console, written: WrittenSpec) -> None:
+    from embark.spec import PRESETS
+
     created = f"created {written.new_folder}; " if written.new_folder else ""
     also = f" and {written.model}" if written.model else ""
-    console.text(f"{created}wrote {written.path}{also}; next: embark train {shlex.quote(str(written.path))}")
+    command = "train" if written.preset in PRESETS else "data prepare --dry-run"
+    console.text(f"{created}wrote {written.path}{also}; next: embark {command} {shlex.quote(str(written.path))}")

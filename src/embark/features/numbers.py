@@ -155,6 +155,9 @@ class Numbers:
         if len(self.names) == len(self.codes) and "piecewise_linear" not in self._columns:
             return values
         found, position = np.empty((len(values), len(self.names)), np.float32), 0
+        if len(self.names) == 2 * len(self.codes) == 2 * len(self.flags):  # all with a flag and one value
+            found[:, ::2], found[:, 1::2] = values, is_missing
+            return found
         for at, code in enumerate(self.codes):
             num = len(code.names) - code.has_flag
             if code.transform == "piecewise_linear":
@@ -224,11 +227,17 @@ class NumberSample:
     num_rows: int
 
     @staticmethod
-    def of(seed: int, stream: int, positions: Int64s, dense: Floats) -> NumberSample:
-        """Draw from training rows; `stream` tells files apart."""
+    def of(seed: int, stream: int, positions: Int64s, dense: Floats, below: np.uint64 | None = None) -> NumberSample:
+        """Draw from training rows; `stream` tells files apart. Only draws `below` a number are of interest."""
         draws = hash_counters(stream_key(seed, _SAMPLE, stream), positions)
-        chosen = np.argsort(draws, kind="stable")[: sample_rows(dense.shape[1])]
+        low = np.arange(len(draws)) if below is None else np.flatnonzero(draws < below)
+        chosen = low[np.argsort(draws[low], kind="stable")[: sample_rows(dense.shape[1])]]
         return NumberSample(draws[chosen], dense[chosen], np.isnan(dense).sum(axis=0), len(dense))
+
+    @property
+    def below(self) -> np.uint64 | None:
+        """The draw that another row must be below to get into a full sample."""
+        return self.draws[-1] if len(self.draws) == sample_rows(self.dense.shape[1]) else None
 
     @staticmethod
     def none(num_columns: int) -> NumberSample:

@@ -1,5 +1,6 @@
 """`embark init` writes a spec, and never overwrites one unasked."""
 
+import gzip
 import json
 
 import pytest
@@ -53,3 +54,23 @@ def test_init_writes_a_model_of_one_s_own_beside_the_spec(capsys, tmp_path):
     assert "my_model.py: exists already" in capsys.readouterr().err
     assert ((tmp_path / "my_model.py").read_text(), (tmp_path / "laptop.toml").exists()) == ("mine", False)
     assert run(["init", "--model", "--out", "-"]) == 64
+
+
+def test_init_writes_a_spec_for_a_file_of_one_s_own(capsys, tmp_path):
+    (tmp_path / "shop.csv.gz").write_bytes(gzip.compress(
+        b"age,member,bought\n" + b"".join(b"%d.5,%d,%d\n" % (i, i % 3 > 0, i % 2) for i in range(60))))
+    assert run(["init", "shop.csv.gz"]) == 0
+    assert "wrote shop.toml; next: embark data prepare --dry-run shop.toml" in capsys.readouterr().out
+    data = load_spec("shop.toml").data
+    assert (data.kind, data.path, data.label) == ("prepared", "shop-prepared", "bought")
+    assert "these may be it: member, bought" in (tmp_path / "shop.toml").read_text()
+    assert run(["data", "prepare", "--dry-run", "shop.toml"]) == 0
+    rows = "".join(f"{'CH' if i % 3 else 'MM'},{i}.25\n" for i in range(60))
+    (tmp_path / "juice.csv").write_text("kind,price\n" + rows)
+    assert run(["init", "juice.csv", "--out", "new/juice.toml"]) == 0
+    data = load_spec("new/juice.toml").data
+    assert (data.label, data.prepare.label_is, data.prepare.input) == ("kind", "MM", "juice.csv")
+    assert run(["init", "shop.toml"]) == 64
+    assert "is a spec" in capsys.readouterr().err
+    assert run(["init", "shp.csv"]) == 64
+    assert "no such preset, and no file" in capsys.readouterr().err

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
+
+import tomli_w
 
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.sampling import (
@@ -30,13 +34,14 @@ from embark.features.schema import KINDS, MADE, TIME_ROWS, LabelColumn, Schema, 
 from embark.features.time_formats import common_formats, fits
 from embark.features.values import DecimalSign, decimal_sign, meaning_of_format, time_formats
 from embark.formatting import shortlist
-from embark.spec.data import DataSpec
+from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.features import MAX_NAME, FeaturesSpec, bucket_table_name, table_name
 from embark.spec.model import Table
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
 
 _MAX_SHOWN = 12
+_LABELS = ("label", "target", "click", "clicked", "class", "y", "outcome", "bought", "converted", "churn")
 _NO_IDS = ("data.prepare.ignored_columns", "data.dense_columns", "weights_column")
 """Fields that name columns which are no ids."""
 
@@ -52,6 +57,24 @@ def guess_schema(spec: RunSpec, inputs: Inputs, files: Sequence[InputFile]) -> S
     if not spec.model.tasks:
         _check_label(spec, sample, where)
     return _schema(spec, sample, where)
+
+
+def starter_of_file(file: Path, path: Path) -> str:
+    """Return the lines of a spec at `path` for a file of one's own, with what may be its label."""
+    inputs = Inputs()
+    columns = take_sample(PrepareSpec(), (), inputs, inputs.find(str(file))).columns
+    values = {column.name: [value for value, _ in Counter(column.cells).most_common(3)] for column in columns}
+    zero_one = {column.name for column in columns if is_zero_one(column)}
+    found = [name for name, cells in values.items() if len(cells) == 2 or name in zero_one] or [columns[-1].name]
+    likely = [*(name for name in found if name.lower() in _LABELS), columns[-1].name, columns[0].name, found[-1]]
+    label = next(name for name in likely if name in found)
+    prepare = {"input": os.path.relpath(file, path.parent)}
+    if label not in zero_one and values[label]:
+        prepare["label_is"] = values[label][-1]  # the rarer one
+    of = "; these may be it: " + _some(found) if len(found) > 1 else ""
+    written = tomli_w.dumps({"data": {"kind": "prepared", "path": f"{path.stem}-prepared", "label": label,
+                                      "prepare": prepare}})
+    return f"# The label is the column to predict{of}.\n{written}"
 
 
 def _labels(spec: RunSpec) -> tuple[str, ...]:

@@ -216,7 +216,8 @@ class Preparation:
             waiting.append(raw)
             if self.numbers is None:
                 sample = NumberSample.join([sample, NumberSample.of(
-                    self.spec.data.seed, task.file_index, raw.positions[is_train], raw.dense[is_train])])
+                    self.spec.data.seed, task.file_index, raw.positions[is_train], raw.dense[is_train],
+                    sample.below)])
             if sum(map(len, waiting)) >= self.budget.run_rows:
                 self._end_run(writer, waiting, task)
         self._end_run(writer, waiting, task)
