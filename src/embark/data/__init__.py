@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embark.data.loader import Batch, Loader, SampleSource, eval_batches
+from embark.spec.features import with_bucket_tables
 from embark.spec.paths import with_absolute_paths, without_local_input
 from embark.spec.train import with_train_defaults
 from embark.spec.user_code import with_code
@@ -27,7 +28,7 @@ def resolve_from_data(spec: RunSpec) -> RunSpec:
 
     The paths of the data become absolute: the spec is saved with the run, and may be read from another directory.
     """
-    spec = with_code(with_absolute_paths(spec), Path())
+    spec = with_bucket_tables(with_code(with_absolute_paths(spec), Path()))
     if spec.data.kind == "synthetic":
         return with_train_defaults(spec, spec.data.num_train_samples)
     if spec.data.kind != "prepared":
@@ -44,7 +45,7 @@ def resolve_if_readable(spec: RunSpec) -> tuple[RunSpec, str]:
     What the data would decide is then left out, so that the run decides it where it can read the data. So are local
     files to prepare: they stay here.
     """
-    spec = without_local_input(spec)
+    spec = with_bucket_tables(without_local_input(spec))
     is_given = "num_dense" in spec.model.model_fields_set and spec.model.gives_tables
     if spec.data.kind != "prepared" or (is_given and "://" in spec.data.path):
         return spec, ""

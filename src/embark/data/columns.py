@@ -20,7 +20,8 @@ from embark.features.arrays import Array, Int32s, Int64s, Mask, ragged_positions
 from embark.features.arrow.row_parser import RowParser
 from embark.features.encoding import PLAIN_FEATURES, plain_options, plain_schema, weights_of_keys
 from embark.features.hashing import hash_counters, stream_key, uniform
-from embark.features.numbers import NumberSample, fit_numbers, numbers_of
+from embark.features.made import bucket_ids
+from embark.features.numbers import NumberSample, fit_numbers, numbers_of, with_bounds
 from embark.features.rows import CUT_LISTS, RawRows
 from embark.features.schema import Schema
 from embark.features.values import moment_text
@@ -40,8 +41,8 @@ class ColumnsSource:
 
     def __init__(self, model: ModelSpec, data: DataSpec, features: FeaturesSpec = PLAIN_FEATURES) -> None:
         tables, labels = model.table_list(), label_columns(model.tasks)
-        schema = plain_schema(tables, data.dense_columns, data, model.tasks)
-        if data.label and not labels and data.label in (*schema.dense, *(column.source for column in schema.sparse)):
+        schema = plain_schema(tables, data.dense_columns, data, model.tasks, features=features)
+        if data.label and not labels and data.label in (*schema.dense, *(column.source for column in schema.read)):
             raise DataError(f"{data.path}: column {data.label!r} is data.label and also a feature, which would show "
                             "the model the answer", fix="remove it from data.dense_columns and from the tables")
         inputs, files, schema = open_files(data, features, schema, plain_options(data, header=True))
@@ -58,12 +59,10 @@ class ColumnsSource:
         check_lists(len(self._label), self._list_size, data.path)
         for name, values in zip(data.dense_columns, rows.dense.T, strict=True):
             refuse_empty(data.path, name, np.isnan(values))
-        self._features, self.notes = _checked_ids(data.path, tables, rows, must_clip=data.on_bad_id == "clip")
         # The weight of each id, by the position of its table. Weights stand behind the tables' columns.
         weighted = [position for position, table in enumerate(tables) if table.weights_column]
         self._weights = {position: weights_of_keys(rows.keys[column])
                          for column, position in enumerate(weighted, len(tables))}
-        self._is_fixed = all(feature.offsets is None for feature in self._features)
         self._is_by_time = rows.time is not None
         if rows.time is None:
             bits = hash_counters(stream_key(data.seed, _HELD_OUT), np.arange(len(self._label)) // self._list_size)
@@ -77,7 +76,13 @@ class ColumnsSource:
             self.numbers = numbers_of(features.fitted, names)
         else:
             sample = NumberSample.of(data.seed, 0, self._train_rows, self._dense[self._train_rows])
-            self.numbers = fit_numbers(features, names, sample, may_add=False)
+            self.numbers = fit_numbers(features, names, sample, may_add=False, bucketed=schema.bucketed)
+        schema = with_bounds(schema, self.numbers)
+        rows = replace(rows, keys=tuple(
+            bucket_ids(column, schema, self._dense).view(np.uint64) if column.kind == "bucket" else keys
+            for column, keys in zip(schema.sparse, rows.keys, strict=True)))
+        self._features, self.notes = _checked_ids(data.path, tables, rows, must_clip=data.on_bad_id == "clip")
+        self._is_fixed = all(feature.offsets is None for feature in self._features)
         self._dense = self.numbers.encode(self._dense)
         self.num_train_samples, self.num_eval_samples = len(self._train_rows), len(self._eval_rows)
         self._order = lru_cache(2)(self._epoch_order)  # Threads may be in two epochs.

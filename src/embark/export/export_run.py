@@ -177,7 +177,7 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
             return rows, [*_tensors(encoder.maps), *_statistics(before.schema, encoder)], encoder
     schema, prepare, encoder = plain_row_format(model, data, manifest.layout if manifest else None,
                                                 has_words=data.kind == "columns" or trained.spec.stream.is_on,
-                                               fitted=trained.spec.features.fitted)
+                                                features=trained.spec.features)
     dynamic = _dynamic_maps(arrays, trained.spec)
     slots = {table.name: dynamic[table.weights] for table in model.table_list() if table.is_dynamic}
     by_slot = _with_slots(encoder.maps, slots)

@@ -14,12 +14,12 @@ import numpy as np
 from embark.errors import UserError
 from embark.features.arrays import Array, Floats, Hashes, Int32s, Int64s, Mask
 from embark.features.layout import Feature, Layout, Rows
-from embark.features.numbers import Numbers, numbers_of
+from embark.features.numbers import Numbers, numbers_of, with_bounds
 from embark.features.rows import Keys, NumberRows, RawRows
-from embark.features.schema import TIME_ROWS, LabelColumn, Schema, SparseColumn
+from embark.features.schema import FIXED_ROWS, LabelColumn, Schema, SparseColumn
 from embark.features.statistics import ValueStatistics, with_statistics
 from embark.spec.data import DataSpec, PrepareSpec
-from embark.spec.features import FeaturesSpec
+from embark.spec.features import FeaturesSpec, bucket_table_name
 from embark.spec.model import CANDIDATE, ModelSpec, Table
 from embark.spec.tasks import Task
 
@@ -45,8 +45,8 @@ def id_methods(prepare: PrepareSpec, schema: Schema) -> tuple[IdMethod, ...]:
     if prepare.ids == "hash" and without:
         raise UserError(f"data.prepare.ids = \"hash\" needs the rows of every table; not given: {', '.join(without)}",
                         fix="give them in [[model.tables]], or set data.prepare.ids = \"frequency\"")
-    # An hour or a weekday is its id, and a weight is none.
-    return tuple("hash" if column.kind in TIME_ROWS or column.weights_of or column.num_hashes > 1 else prepare.ids
+    # An hour or a bucket is its id, and a weight is none.
+    return tuple("hash" if column.kind in FIXED_ROWS or column.weights_of or column.num_hashes > 1 else prepare.ids
                  for column in schema.sparse)
 
 
@@ -224,30 +224,36 @@ def by_rising_key(keys: Keys, rows: Int32s) -> tuple[Keys, Int32s]:
 
 
 def plain_row_format(
-    model: ModelSpec, data: DataSpec, prepared: Layout | None = None, *, has_words: bool = True, fitted: str = "",
+    model: ModelSpec, data: DataSpec, prepared: Layout | None = None, *, has_words: bool = True,
+    features: FeaturesSpec | None = None,
 ) -> tuple[Schema, PrepareSpec, RowEncoder]:
     """Describe rows that hold ids, as data that was made has them, or a file of `data.kind = "columns"`. `has_words`:
-    the ids of dynamic tables are hashes of what the cells hold, not the numbers themselves. `fitted`: the state of the
-    numbers' transforms."""
-    tables = model.scored_features()
+    the ids of dynamic tables are hashes of what the cells hold, not the numbers themselves. `features` has
+    the state of the numbers' transforms."""
+    tables, features = model.scored_features(), features or FeaturesSpec()
     if len({table.name for table in tables}) < len(tables):
         raise UserError(f"a feature is called {CANDIDATE!r}, as the column of the item that is scored is",
                         fix="rename it, and train again")
     names = prepared.dense if prepared else data.dense_columns or tuple(f"dense_{i}" for i in range(model.num_dense))
-    schema = plain_schema(tables, names, data, model.tasks, has_words=has_words)
+    numbers = numbers_of(features.fitted, names)
+    schema = plain_schema(tables, names, data, model.tasks, has_words=has_words, features=features)
+    schema = with_bounds(schema, numbers)
     layout = Layout(names, tuple(Feature(table.name, table.stored_rows, table.multi_hot, _is_list(table))
                                  for table in tables) + weights_features(tables),
                     prepared.dense_bits if prepared else 32)
     maps = tuple(IdMap(column, feature, None, None, feature.rows)
                  for column, feature in zip(schema.sparse, layout.features, strict=True))
     return schema, plain_options(data), RowEncoder(
-        numbers_of(fitted, names), layout, maps, data.on_bad_id, model.features_of_any_number, same_lengths_of(model))
+        numbers, layout, maps, data.on_bad_id, model.features_of_any_number, same_lengths_of(model))
 
 
 def plain_schema(tables: Sequence[Table], dense: tuple[str, ...], data: DataSpec, tasks: tuple[Task, ...], *,
-                 has_words: bool = True) -> Schema:
+                 has_words: bool = True, features: FeaturesSpec = PLAIN_FEATURES) -> Schema:
     """Describe rows that hold the ids of `tables`. `has_words`: see `plain_row_format`."""
-    sparse = tuple(SparseColumn(table.name, "text" if table.is_dynamic and has_words else "integer",
+    buckets = {bucket_table_name(name): name for name in dense if features.has_buckets(name)}
+    sparse = tuple(SparseColumn(table.name, "bucket", rows=table.rows, parts=(buckets[table.name],))
+                   if table.name in buckets else
+                   SparseColumn(table.name, "text" if table.is_dynamic and has_words else "integer",
                                 is_list=_is_list(table), max_ids=_MAX_IDS) for table in tables)
     weights = tuple(SparseColumn.of_weights(table) for table in tables if table.weights_column)
     labels = LabelColumn.of(tasks)

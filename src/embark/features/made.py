@@ -8,10 +8,10 @@ from functools import reduce
 
 import numpy as np
 
-from embark.features.arrays import Floats, Hashes, Int32s, Mask
+from embark.features.arrays import Floats, Hashes, Int32s, Int64s, Mask
 from embark.features.hashing import hash_counters, stream_key
 from embark.features.rows import Keys, RawRows
-from embark.features.schema import Schema
+from embark.features.schema import Schema, SparseColumn
 
 _CROSS, _HASH = 0xC2055, 0x4A54
 _MISSING = np.uint64(stream_key(_CROSS, 0))
@@ -24,6 +24,17 @@ def filled_keys(keys: Keys, is_missing: Mask | None) -> Hashes:
     if is_missing is not None:
         wide[is_missing] = _MISSING
     return wide
+
+
+def bucket_ids(column: SparseColumn, schema: Schema, dense: Floats) -> Int64s:
+    """Return the rows of numbers in the table of their buckets: 0 for a missing one, and for all until the boundaries
+    are known."""
+    values = dense[:, schema.dense_names.index(column.parts[0])]
+    if not column.buckets:
+        return np.zeros(len(values), np.int64)
+    found = np.searchsorted(np.asarray(column.buckets[0], np.float32), values, side="right") + 1
+    found[np.isnan(values)] = 0
+    return found
 
 
 def _bucket_keys(values: Floats, bounds: Sequence[float]) -> Hashes:
@@ -59,8 +70,10 @@ def with_made(raw: RawRows, schema: Schema) -> RawRows:
     all_missing: list[Mask | None] = []
     for column in schema.sparse:
         lengths = is_missing = None
-        if column.kind == "cross":
-            keys: Keys = crossed([part(*one) for one in zip(column.parts, column.buckets, strict=True)])
+        if column.kind == "bucket":
+            keys: Keys = bucket_ids(column, schema, raw.dense).astype(np.uint64)
+        elif column.kind == "cross":
+            keys = crossed([part(*one) for one in zip(column.parts, column.buckets, strict=True)])
         else:
             at = read[column.name]
             keys, lengths, is_missing = raw.keys[at], raw.lengths[at], raw.is_missing[at]

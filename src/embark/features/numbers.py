@@ -7,8 +7,8 @@ pieces changes the state. Preparation, files in memory, streams and serving enco
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from io import BytesIO
@@ -22,6 +22,7 @@ from pydantic import TypeAdapter, ValidationError
 from embark.errors import DataError, UserError
 from embark.features.arrays import Floats, Int64s
 from embark.features.hashing import hash_counters, stream_key
+from embark.features.schema import Schema
 from embark.spec.features import FeaturesSpec, NumberTransform
 from embark.store.atomic_file import commit
 
@@ -52,6 +53,7 @@ class NumberCode:
     limit: float = _LARGEST  # The largest distance of a scaled value from 0.
     boundaries: tuple[float, ...] = ()  # Rising, of quantile buckets.
     ranks: tuple[float, ...] = ()  # From −1 to 1, of the boundaries of `quantiles`.
+    bucket_bounds: tuple[float, ...] | None = None  # Rising, between the rows of a table; None without one.
     why: str = ""  # For people to read.
 
     @property
@@ -64,13 +66,15 @@ class NumberCode:
     @property
     def is_plain(self) -> bool:
         """Whether a value is a function of the cell alone, without a state."""
-        return self == NumberCode(self.column, self.transform, why=self.why) and not self.boundaries
+        return self == NumberCode(self.column, self.transform, why=self.why)
 
     def describe(self) -> str:
         """Say in words what becomes of the column, and why."""
         parts = [self.transform.replace("_", "-"), *([f"{len(self.boundaries) - 1} bins"]
                                                      if self.transform == "piecewise_linear" else [])]
         flag = f", with {self.column}_missing" if self.has_flag else ""
+        if self.bucket_bounds is not None:
+            flag += f", and a table of {len(self.bucket_bounds) + 1} quantile buckets"
         return " of ".join(parts) + flag + (f" ({self.why})" if self.why else "")
 
     def decoded(self, values: NDArray[Any], name: str) -> NDArray[np.float64]:
@@ -277,14 +281,28 @@ def fixed_numbers(features: FeaturesSpec, columns: Sequence[str], *, is_criteo: 
     return None
 
 
+def with_bounds(schema: Schema, numbers: Numbers) -> Schema:
+    """Return the schema with the boundaries between the quantile buckets that are tables."""
+    bounds = {code.column: code.bucket_bounds or () for code in numbers.codes}
+    return replace(schema, sparse=tuple(replace(column, buckets=(bounds[column.parts[0]],))
+                                        if column.kind == "bucket" else column for column in schema.sparse))
+
+
 def fit_numbers(
-    features: FeaturesSpec, columns: Sequence[str], sample: NumberSample, *, may_add: bool
+    features: FeaturesSpec, columns: Sequence[str], sample: NumberSample, *, may_add: bool,
+    bucketed: Collection[str] = ()
 ) -> Numbers:
-    """Choose the transform of each column and compute its state; `may_add` values beside a column unasked."""
-    found = Numbers(tuple(
-        _fit(features, name, sample.dense[:, at].astype(np.float64), has_missing=bool(sample.num_missing[at]),
-             may_add=may_add, may_split=may_add and sample.num_rows <= MAX_SPLIT_ROWS)
-        for at, name in enumerate(columns)))
+    """Choose the transform of each column and compute its state; `may_add` values beside a column unasked. The buckets
+    of those that are `bucketed` are a table."""
+    codes, may_split = [], may_add and sample.num_rows <= MAX_SPLIT_ROWS
+    for at, name in enumerate(columns):
+        cells = sample.dense[:, at].astype(np.float64)
+        code = _fit(features, name, cells, has_missing=bool(sample.num_missing[at]), may_add=may_add,
+                    may_split=may_split)
+        if name in bucketed:
+            code = replace(code, bucket_bounds=_bounds(cells, features.bucket_rows(name) - 1))
+        codes.append(code)
+    found = Numbers(tuple(codes))
     if twins := [name for name in found.names if found.names.count(name) > 1]:
         raise UserError(f"two dense values are called {twins[0]!r}: a column, and what is made of another one",
                         fix="rename the column, or set features.missing_flags = false")
@@ -337,7 +355,14 @@ def _fit(features: FeaturesSpec, name: str, cells: NDArray[np.float64], *, has_m
             ranks = tuple((np.clip((places[0] + places[1] - 1) / num, 0, 2) - 1).tolist())
     return NumberCode(name, transform, bool(has_flag), fill, -_LARGEST if low is None else low,
                       _LARGEST if high is None else high, mean, scale if scale > 1e-12 else 1.0, limit, boundaries,
-                      ranks, why)
+                      ranks, why=why)
+
+
+def _bounds(cells: NDArray[np.float64], num_buckets: int) -> tuple[float, ...]:
+    """Return the boundaries between buckets of about as many rows each."""
+    values = cells[np.isfinite(cells)]
+    edges = np.quantile(values if len(values) else np.zeros(1), np.linspace(0, 1, num_buckets + 1)[1:-1])
+    return tuple(np.unique(edges.astype(np.float32)).tolist())
 
 
 def _choose(values: NDArray[np.float64]) -> tuple[NumberTransform, str]:

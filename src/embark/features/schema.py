@@ -19,7 +19,11 @@ first of the month, the months from January."""
 
 KINDS = {"hex": "hexadecimal ids", "integer": "integer ids", "text": "words", "hour": "hours", "weekday": "weekdays",
          "day": "days of the month", "month": "months", "number": "weights of ids",
-         "cross": "values of several columns together"}
+         "cross": "values of several columns together", "bucket": "quantile buckets of numbers"}
+MADE = ("cross", "bucket")
+"""Kinds of columns that are made of others, which the input has."""
+FIXED_ROWS = (*TIME_ROWS, "bucket")
+"""Kinds of columns whose keys are the rows of the table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +31,14 @@ class SparseColumn:
     """A column that becomes a table."""
 
     name: str
-    kind: Literal["hex", "integer", "text", "hour", "weekday", "day", "month", "number", "cross"]
+    kind: Literal["hex", "integer", "text", "hour", "weekday", "day", "month", "number", "cross", "bucket"]
     is_list: bool = False
     max_ids: int = 1  # Longer lists keep their last ids.
     rows: int | None = None  # Rows of its table, if the spec gives them.
     column: str = ""  # The name in the input, if a table cannot have that name.
     weights_of: str = ""  # The column whose ids these are the weights of; empty: these are ids.
-    parts: tuple[str, ...] = ()  # Of a cross: the names of the columns it is made of.
-    buckets: tuple[tuple[float, ...], ...] = ()  # Of each part: boundaries if it is a number, else none.
+    parts: tuple[str, ...] = ()  # Of a cross or of buckets: the names of the columns it is made of.
+    buckets: tuple[tuple[float, ...], ...] = ()  # Of each part: boundaries if it is a number and they are known.
     is_words: bool = False  # A cell is text, and its words are the values.
     num_hashes: int = 1  # Rows of the table that a value has.
     min_count: int = 0  # Training rows that a value needs for an id of its own; 0: as the spec says for all.
@@ -136,7 +140,12 @@ class Schema:
     @property
     def read(self) -> tuple[SparseColumn, ...]:
         """The sparse columns that the input has; the others are made of them."""
-        return tuple(column for column in self.sparse if column.kind != "cross")
+        return tuple(column for column in self.sparse if column.kind not in MADE)
+
+    @property
+    def bucketed(self) -> tuple[str, ...]:
+        """The numbers whose quantile buckets are tables."""
+        return tuple(column.parts[0] for column in self.sparse if column.kind == "bucket")
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -170,7 +179,10 @@ class Schema:
         sparse = {column.source: column for column in self.read if column.kind not in TIME_ROWS}
         rows = [(name, self._role(name, sparse.get(name)), self.why.get(name, ""), self.examples.get(name, ""))
                 for name in self.columns]
-        rows += [(column.name, f"cross of {' and '.join(column.parts)}", "is named in features.crosses", "")
+        words = {"cross": ("cross", "is named in features.crosses"),
+                 "bucket": ("quantile buckets", "features.bucket_tables: no column holds ids" if all(
+                     column.kind == "bucket" for column in self.sparse) else "is named in [features]")}
+        rows += [(column.name, f"{words[column.kind][0]} of {' and '.join(column.parts)}", words[column.kind][1], "")
                  for column in self.sparse if column.parts]
         return [dict(zip(("column", "taken_for", "why", "examples"), row, strict=True)) for row in rows]
 
@@ -190,6 +202,8 @@ class Schema:
             if name not in labels:
                 columns[name] = columns.get(name, {}) | one
         rest = features.model_dump(mode="json") | {"columns": columns}
+        if features.bucket_tables == "auto" and self.bucketed:
+            rest["bucket_tables"] = True
         return {key: value for key, value in rest.items() if value != {}}
 
     def to_spec(self, given: PrepareSpec) -> dict[str, Any]:

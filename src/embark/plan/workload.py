@@ -13,6 +13,7 @@ from embark.errors import UserError
 from embark.model.steps import num_steps_of, steps_per_epoch
 from embark.model.work import TRACED, DenseWork, dense_work_of
 from embark.spec import RunSpec, to_toml
+from embark.spec.features import with_bucket_tables
 from embark.spec.train import with_train_defaults
 
 
@@ -102,7 +103,7 @@ def resolve_data(spec: RunSpec, num_samples: int | None = None) -> tuple[RunSpec
     if given or spec.data.kind == "synthetic" or "num_train_samples" in spec.data.model_fields_set:
         spec = with_train_defaults(spec, num_samples or spec.data.num_train_samples)
     if spec.data.kind != "prepared":
-        return _listed(spec), given
+        return _listed(with_bucket_tables(spec)), given
     from embark.data.prepared.cache import local_folder, read_manifest
     from embark.data.prepared.manifest import MANIFEST, resolve_from_manifest
 

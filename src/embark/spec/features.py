@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from itertools import pairwise
 from types import MappingProxyType
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from embark.errors import Mistake, conflict
-from embark.spec.model import Rows
+from embark.spec.model import Rows, Table
 from embark.spec.section import PositiveInt, Section
 from embark.spec.tasks import main_task
 from embark.spec.time_formats import checked_format, checked_zone
@@ -18,6 +19,7 @@ from embark.spec.time_formats import checked_format, checked_zone
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec
 
+MAX_NAME = 128
 Statistic = Literal["count", "label_rate"]
 TimePart = Literal["hour", "weekday", "day", "month", "age"]
 NumberTransform = Literal["standardize", "quantiles", "piecewise_linear", "log", "mlperf", "clip", "none"]
@@ -32,6 +34,8 @@ class ColumnFeatures(Section):
     """In place of `features.missing_flags`."""
     num_buckets: int | None = Field(default=None, ge=2, le=1024)
     """In place of `features.num_buckets`."""
+    bucket_table: bool | None = None
+    """In place of `features.bucket_tables`."""
     min: float | None = None
     """Smaller values count as this."""
     max: float | None = None
@@ -115,7 +119,10 @@ class FeaturesSpec(Section):
     """Add a value beside each number column that is 1 where the column has none, else 0. `auto`: for columns with
     missing values, except with `mlperf` and `none`. A missing number itself counts as the mean."""
     num_buckets: PositiveInt = Field(default=16, ge=2, le=1024)
-    """Quantile buckets of `piecewise_linear`."""
+    """Quantile buckets of `piecewise_linear` and of `bucket_tables`."""
+    bucket_tables: Literal["auto"] | bool = "auto"
+    """Make a table `NAME_bucket` of each number column too, beside its dense value: a row for each of `num_buckets`
+    quantile buckets of training rows, and row 0 for a missing number. `auto`: where no column holds ids."""
     columns: Annotated[dict[str, ColumnFeatures], AfterValidator(ByColumn)] = Field(default=ByColumn())
     """Settings of single columns, by name."""
     crosses: Annotated[tuple[CrossFeatures, ...], Field(strict=False)] = ()
@@ -132,8 +139,48 @@ class FeaturesSpec(Section):
         """Return the settings of a column; None where it has those of all."""
         return self.columns.get(column, ColumnFeatures())
 
+    def has_buckets(self, column: str, *, auto: bool = False) -> bool:
+        """Whether the quantile buckets of a number column are a table; `auto`: what `bucket_tables` then says."""
+        said = self.of(column).bucket_table
+        everywhere = auto if self.bucket_tables == "auto" else self.bucket_tables
+        return everywhere if said is None else said
+
+    def bucket_rows(self, column: str) -> int:
+        """Return the rows of that table."""
+        return (self.of(column).num_buckets or self.num_buckets) + 1
+
     def left_out(self) -> Collection[str]:
         return [name for name in type(self).model_fields if self.has_default(name)]
+
+
+def table_name(column: str) -> str:
+    """Return a name of letters, digits and underscores only: `User ID` becomes `User_ID`."""
+    name = re.sub(r"[^A-Za-z0-9_]+", "_", column).strip("_") or "column"
+    return (name if not name[0].isdigit() else f"_{name}")[:MAX_NAME]
+
+
+def bucket_table_name(column: str) -> str:
+    """Return the name of the table of a number column's quantile buckets."""
+    return f"{table_name(column)[: MAX_NAME - 8]}_bucket"
+
+
+def with_bucket_tables(spec: RunSpec) -> RunSpec:
+    """Return a spec of a file in memory with the tables of its numbers' quantile buckets: those that `[features]` asks
+    for, and those of all numbers if no other table is named."""
+    model, features = spec.model, spec.features
+    if spec.data.kind != "columns" or spec.stream.is_on:
+        return spec
+    is_auto = not model.gives_tables and features.bucket_tables == "auto" and not features.columns
+    columns = [name for name in spec.data.dense_columns if features.has_buckets(name, auto=is_auto)]
+    given = model.table_list() if model.gives_tables or not columns else ()
+    taken = {table.name for table in given}
+    made = tuple(Table(name=bucket_table_name(name), rows=features.bucket_rows(name)) for name in columns
+                 if bucket_table_name(name) not in taken)
+    if not made:
+        return spec
+    return spec.model_copy(update={
+        "model": model.model_copy(update={"tables": (*given, *made)}),
+        "features": features.model_copy(update={"bucket_tables": True}) if is_auto else features})
 
 
 GUESSED = FeaturesSpec()
@@ -202,8 +249,9 @@ def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
             yield conflict(f"{where}.transform", transform, _ONE_VALUE, _PREPARE)
         if data.kind == "columns" and column.missing_flag:
             yield conflict(f"{where}.missing_flag", True, 'data.kind = "columns" has no missing values', "leave it out")
-        if column.num_buckets is not None and transform not in ("auto", "piecewise_linear"):
+        has_bins = transform in ("auto", "piecewise_linear") or features.has_buckets(name, auto=True)
+        if column.num_buckets is not None and not has_bins:
             yield conflict(f"{where}.num_buckets", column.num_buckets, f'has no effect with "{transform}"',
-                           'leave it out, or set transform = "piecewise_linear"')
+                           'leave it out, or set transform = "piecewise_linear" or bucket_table = true')
         if name in (data.label, *(task.column for task in spec.model.tasks)):
             yield conflict(where, name, "is the label, and no feature", "leave it out")

@@ -13,9 +13,13 @@ import pyarrow.parquet
 import pytest
 
 from embark.data import open_source
-from embark.data.columns import ColumnsSource
+from embark.data.columns import ColumnsSource, read_rows
+from embark.data.prepare.inputs import open_inputs
+from embark.data.prepare.later_rows import fit_schema
+from embark.data.prepare.sampling import take_sample
 from embark.data.synthetic import SyntheticSource
 from embark.errors import DataError, MissingPackage, SpecError, UserError
+from embark.features.arrow.row_parser import RowParser
 from embark.features.encoding import plain_row_format
 from embark.features.numbers import numbers_of
 from embark.run.resolve import resolve_run
@@ -106,7 +110,7 @@ def test_numbers_are_scaled_by_training_rows_and_so_is_a_row_to_score(tmp_path: 
     assert np.abs(batch.dense.mean(axis=0)).max() < 1e-3
     assert np.abs(batch.dense.std(axis=0) - 1).max() < 0.01
     assert found.source.eval_rows(0, 100).dense.mean(axis=0)[0] != 0
-    encoder = plain_row_format(found.spec.model, found.spec.data, fitted=found.spec.features.fitted)[2]
+    encoder = plain_row_format(found.spec.model, found.spec.data, features=found.spec.features)[2]
     assert [code.transform for code in encoder.numbers.codes] == ["standardize", "log"]
     cells = np.array([columns["age"], columns["price"]], np.float32).T
     scored = {tuple(row) for row in encoder.numbers.encode(cells).tolist()}
@@ -116,6 +120,35 @@ def test_numbers_are_scaled_by_training_rows_and_so_is_a_row_to_score(tmp_path: 
     # One that has no state of its own is refused where it is of other columns.
     with pytest.raises(UserError, match=r"features\.fitted: is of the columns"):
         numbers_of(found.spec.features.fitted, ("price", "age"))
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_numbers_alone_are_a_model_of_their_quantile_buckets(tmp_path: Path, given: bool):
+    columns = content()
+    columns["price"] = np.exp(np.random.default_rng(0).normal(3, 2, NUM_ROWS)).astype(np.float32).tolist()
+    file = write_csv(tmp_path / "d.csv", columns)
+    values: dict[str, Any] = {
+        "model": {"num_dense": 2}, "data": {"kind": "columns", "path": str(file), "dense_columns": ["age", "price"]},
+        "train": {"batch_size": 50}}
+    if given:
+        values["model"]["tables"] = [{"name": "user", "rows": 100}]
+        values["features"] = {"columns": {"price": {"bucket_table": True, "num_buckets": 4}}}
+    found = resolve_run(resolve(values))
+    tables = {table.name: table.rows for table in found.spec.model.table_list()}
+    assert tables == ({"user": 100, "price_bucket": 5} if given else {"age_bucket": 17, "price_bucket": 17})
+    batch = found.source.train_rows(0, 0, found.source.num_train_samples)
+    buckets = np.split(batch.ids, len(tables))[-1]
+    counts = np.bincount(buckets, minlength=tables["price_bucket"])[1:]
+    assert counts.max() - counts.min() <= 2
+    # Raw rows get the same buckets in scoring and serving.
+    assert resolve_run(found.spec).identity == found.identity
+    schema, prepare, encoder = plain_row_format(found.spec.model, found.spec.data, features=found.spec.features)
+    inputs, files = open_inputs(str(file))
+    raw = read_rows(inputs, files, fit_schema(schema, take_sample(prepare, schema.needed, inputs, files), "d.csv"),
+                    RowParser(schema, prepare))
+    scored = encoder.encode(encoder.readable(raw))
+    assert dict(zip(scored.dense[:, 1].tolist(), scored.ids[-1].tolist(), strict=True)).items() >= dict(
+        zip(batch.dense[:, 1].tolist(), buckets.tolist(), strict=True)).items()
 
 
 def test_several_values_of_a_column_need_prepared_data():

@@ -36,7 +36,7 @@ FEATURES = {
     "columns": {
         "country": {"statistics": ["count", "label_rate"], "min_count": 2},
         "user": {"rows": 5_000, "num_hashes": 3, "statistics": ["label_rate"]},
-        "title": {"words": True, "max_ids": 3},
+        "title": {"words": True, "max_ids": 3}, "price": {"bucket_table": True, "num_buckets": 5},
     },
     "crosses": [{"columns": ["country", "device"]},
                 {"columns": ["device", "price"], "buckets": {"price": [-1, 0.5]}},

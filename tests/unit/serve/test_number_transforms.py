@@ -51,8 +51,8 @@ def spec_of(folder: Path, *inputs: Path) -> RunSpec:
         "data": {"kind": "prepared", "path": str(folder / "prepared"), "dense_columns": list(TRANSFORMS), "prepare": {
             "input": [str(path) for path in inputs], "split": "file", "validation_files": ["later*"],
             "sparse_columns": ["word"]}},
-        "features": {"missing_flags": True, "columns": {name: {"transform": name} for name in TRANSFORMS} |
-                     {"clip": {"transform": "clip", "min": -2.5, "max": 9}}},
+        "features": {"missing_flags": True, "bucket_tables": True, "columns": {
+            name: {"transform": name} for name in TRANSFORMS} | {"clip": {"transform": "clip", "min": -2.5, "max": 9}}},
         "train": {"batch_size": 1}, "place": {"device": "cpu"}, "store": {"root": str(folder)},
         "stream": {"source": "files", "path": str(folder)}, "watch": {"tensorboard": False}})
 
@@ -88,7 +88,7 @@ def test_every_door_gives_the_scores_of_training_by_every_transform(tmp_path, nu
     assert trained.dense.shape == (num_rows, 2 * len(TRANSFORMS) + 15)
     expected = np.concatenate([model.score_encoded(trained.cut(start, start + PIECE))
                                for start in range(0, num_rows, PIECE)])
-    assert len(np.unique(expected)) > num_rows / 2
+    assert len(np.unique(expected)) > num_rows / 4  # raw numbers make many of them 0 or 1
 
     stream = StreamSource(resolve_from_data(spec))
     assert same_bits(np.concatenate([stream.rows_of_files(str(file))[0].dense for file in files]), trained.dense)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +117,11 @@ def _table_values(one: IdMap, words: _Words) -> TableValues:
         ids = np.arange(1, TIME_ROWS[column.kind])
         return TableValues(column.name, column.source, rows, ids,
                            _by_id(pa.array(ids - (column.kind == "hour")), ids, rows), "")
+    if column.kind == "bucket":
+        edges = ["", *map(repr, column.buckets[0]), ""]
+        shown = [f"{low} to {high}".strip() for low, high in pairwise(edges)]
+        return TableValues(column.name, column.parts[0], rows, ids := np.arange(1, len(edges)),
+                           _by_id(pa.array(shown), ids, rows), "")
     if one.keys is None or one.ids is None:
         return no_values(column.name, rows, "made by hash, so that several values share an id and no map is kept",
                          column.source)

@@ -21,7 +21,7 @@ from embark.data.prepared.manifest import IDS, SHARED, shared_tables
 from embark.errors import DataError
 from embark.features.encoding import IdMethod
 from embark.features.layout import REPAIR
-from embark.features.schema import TIME_ROWS, Schema
+from embark.features.schema import FIXED_ROWS, Schema
 from embark.features.statistics import ValueStatistics
 from embark.formatting import shortlist
 from embark.spec.data import DataSpec
@@ -76,9 +76,12 @@ class EarlierIds:
                             fix="change the spec so; or prepare without data.prepare.id_map_from, for ids that begin "
                                 "anew")
         old = {column.name: column for column in self.before.schema.sparse}
-        sparse = {column.name: replace(column, kind=old[column.name].kind, rows=self.maps[column.name]["rows"]
-                                       if self._how(column.name) == "hash" and not column.weights_of else column.rows)
-                  for column in schema.sparse}
+        sparse = {}
+        for column in schema.sparse:
+            is_hashed = self._how(column.name) == "hash" and not column.weights_of
+            sparse[column.name] = replace(
+                column, kind=old[column.name].kind, buckets=old[column.name].buckets,
+                rows=self.maps[column.name]["rows"] if is_hashed else column.rows)
         order = sparse if spec.model.tables else old
         why = dict.fromkeys([*schema.dense, *(column.source for column in schema.sparse)], f"as in {self.path}")
         return replace(schema, sparse=tuple(sparse[name] for name in order), why=schema.why | why)
@@ -145,7 +148,7 @@ class EarlierIds:
             how, old_rows = self._how(column.name), self.maps[column.name]["rows"]
             if column.is_list != columns[column.name].is_list:
                 yield f"{column.name}: {'one id' if column.is_list else 'a list'} per row there, not here"
-            if prepare.ids not in ("auto", how) and column.kind not in TIME_ROWS:
+            if prepare.ids not in ("auto", how) and column.kind not in FIXED_ROWS:
                 yield f'{column.name}: data.prepare.ids: "{how}" there, "{prepare.ids}" here'
             rows = column.rows or old_rows
             if rows < old_rows or (how == "hash" and rows != old_rows):

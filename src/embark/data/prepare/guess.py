@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -27,17 +26,16 @@ from embark.data.prepare.sampling import (
     take_sample,
 )
 from embark.errors import DataError, nearest
-from embark.features.schema import KINDS, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn, texts
+from embark.features.schema import KINDS, MADE, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn, texts
 from embark.features.time_formats import common_formats, fits
 from embark.features.values import DecimalSign, decimal_sign, meaning_of_format, time_formats
 from embark.formatting import shortlist
 from embark.spec.data import DataSpec
-from embark.spec.features import FeaturesSpec
+from embark.spec.features import MAX_NAME, FeaturesSpec, bucket_table_name, table_name
 from embark.spec.model import Table
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
 
-_MAX_NAME = 128
 _MAX_SHOWN = 12
 _NO_IDS = ("data.prepare.ignored_columns", "data.dense_columns", "weights_column")
 """Fields that name columns which are no ids."""
@@ -60,12 +58,6 @@ def _labels(spec: RunSpec) -> tuple[str, ...]:
     return label_columns(spec.model.tasks) or (spec.data.label,)
 
 
-def table_name(column: str) -> str:
-    """Return a name of letters, digits and underscores only: `User ID` becomes `User_ID`."""
-    name = re.sub(r"[^A-Za-z0-9_]+", "_", column).strip("_") or "column"
-    return (name if not name[0].isdigit() else f"_{name}")[:_MAX_NAME]
-
-
 @dataclass(slots=True)
 class _Choice:
     """The roles of columns that were determined so far."""
@@ -83,9 +75,11 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     delimiter = spec.data.prepare.list_delimiter or list_delimiter_of(
         [column for column in sample.columns if column.name not in _labels(spec)], lists)
     choice = _choose(spec, sample, tables, delimiter)
-    if not choice.sparse and not any({*parts} - {"age"} for parts in spec.features.times.values()):
+    dense = tuple(spec.data.dense_columns) or tuple(choice.dense)
+    has_ids = bool(choice.sparse) or any({*parts} - {"age"} for parts in spec.features.times.values())
+    if not has_ids and not dense:
         reasons = "; ".join(f"{name} {why}" for name, why in choice.why.items())
-        raise DataError(f"{where}: no column was taken for ids, and a model needs one: {reasons}",
+        raise DataError(f"{where}: no column was taken for ids or numbers, and a model needs one: {reasons}",
                         fix='name them: data.prepare.sparse_columns = ["…"]')
     for column in sample.columns:
         found = dict(choice.sparse).get(column.name)
@@ -94,11 +88,15 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
                             f"{spec.data.prepare.encoding}", fix=say_encoding(InputFile(where, 0)))
     times = find_times(spec.features, spec.data, sample.columns, where)
     choice.why |= {time.name: f"{choice.why[time.name]}; holds {meaning_of_format(time.format)}" for time in times}
-    dense = tuple(spec.data.dense_columns) or tuple(choice.dense)
     decimals = find_decimals(spec.features, spec.data, sample.columns, (*dense, *_labels(spec)))
     choice.why |= {name: f"{choice.why[name]}; {sign!r} is its decimal sign" for name, sign in decimals.items()}
     by_name = {name: _sparse(spec, name, judgement, tables.get(name)) for name, judgement in choice.sparse}
-    made = {column.name: column for column in (*_sparse_of_times(times), *_crosses(spec))}
+    numbers = (*dense, *(f"{time.name}_age" for time in times if "age" in time.features))
+    if wrong := [name for name, one in spec.features.columns.items() if one.bucket_table and name not in numbers]:
+        raise DataError(f"{where}: features.columns.{wrong[0]}.bucket_table is of a column that holds no numbers",
+                        fix=f"leave it out; number columns are {_some(numbers)}")
+    made = {column.name: column for column in (
+        *_sparse_of_times(times), *_crosses(spec), *_buckets(spec, numbers, auto=not has_ids))}
     if taken := [column.name for column in made.values() if column.name in by_name]:
         raise DataError(f"{where}: column {taken[0]!r} and a table that is made have the same name",
                         fix="set features.crosses.name to another one, or rename the column")
@@ -108,8 +106,7 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     sparse = _with_tables(spec, [by_name[name] for name in order], where)
     _refuse_without_table(made.values(), sparse, where)
     _refuse_mixed(spec, sparse, where)
-    dense = tuple(spec.data.dense_columns) or tuple(choice.dense)
-    sparse = _resolved(spec, sparse, (*dense, *(f"{time.name}_age" for time in times if "age" in time.features)), where)
+    sparse = _resolved(spec, sparse, numbers, where)
     sparse += tuple(SparseColumn.of_weights(table) for table in spec.model.tables if table.weights_column)
     schema = Schema(sample.format, _labels(spec)[0], dense, sparse,
                     tuple(columns), tuple(choice.ignored), sample.delimiter, sample.has_header,
@@ -191,8 +188,8 @@ def _refuse_without_table(made: Iterable[SparseColumn], sparse: Sequence[SparseC
     rows = {(column.source, column.kind): column.rows or 0 for column in sparse}
     if wrong := [f'{{ name = "{column.name}", rows = {column.rows or "…"} }}' for column in made
                  if rows.get((column.source, column.kind), -1) < (column.rows or 0)]:
-        raise DataError(f"{where}: [model] has no table, or one of too few rows, for the parts of times or "
-                        "features.crosses",
+        raise DataError(f"{where}: [model] has no table, or one of too few rows, for the parts of times, "
+                        "buckets or features.crosses",
                         fix=f"add to model.tables: {', '.join(wrong)}; or leave the tables out, so that the data says "
                             "them")
 
@@ -305,16 +302,26 @@ def _crosses(spec: RunSpec) -> Iterator[SparseColumn]:
                            buckets=tuple(cross.buckets.get(name, ()) for name in cross.columns))
 
 
+def _buckets(spec: RunSpec, numbers: Iterable[str], *, auto: bool = False) -> Iterator[SparseColumn]:
+    """Yield the tables of quantile buckets; `auto`: whether numbers have one unasked."""
+    for name in numbers:
+        if spec.features.has_buckets(name, auto=auto):
+            yield SparseColumn(bucket_table_name(name), "bucket", rows=spec.features.bucket_rows(name), parts=(name,))
+
+
 def _resolved(
     spec: RunSpec, sparse: Sequence[SparseColumn], numbers: Sequence[str], where: str
 ) -> tuple[SparseColumn, ...]:
     """Check what `[features]` says of ids, now that the columns are known, and name the parts of crosses by their
     tables."""
-    by_name = {column.source: column.name for column in sparse if column.kind not in (*TIME_ROWS, "cross")}
-    by_name |= {column.name: column.name for column in sparse if column.kind != "cross"}
+    by_name = {column.source: column.name for column in sparse if column.kind not in (*TIME_ROWS, *MADE)}
+    by_name |= {column.name: column.name for column in sparse if column.kind not in MADE}
     lists = {column.name for column in sparse if column.is_list}
     found = []
     for column in sparse:
+        if column.kind == "bucket":
+            found.append(column)
+            continue
         parts = [name if bounds and name in numbers else None if bounds else by_name.get(name)
                  for name, bounds in zip(column.parts, column.buckets, strict=True)]
         for name, part in zip(column.parts, parts, strict=True):
@@ -368,7 +375,7 @@ def _unique(sparse: Sequence[SparseColumn]) -> Iterator[SparseColumn]:
     for column in sparse:
         name, number = column.name, 2
         while column.column and name in taken:
-            name, number = f"{column.name[: _MAX_NAME - 8]}_{number}", number + 1
+            name, number = f"{column.name[: MAX_NAME - 8]}_{number}", number + 1
         taken.add(name)
         yield _named_column(column, name, column.rows)
 
@@ -384,7 +391,8 @@ def _criteo(spec: RunSpec, sample: Sample, where: str) -> Schema:
         raise DataError(f"{where}: is Criteo's, whose columns are all taken: label, int_0 to int_12 and cat_0 to "
                         "cat_25", fix='leave the columns out of the spec; or set data.prepare.format = "csv", header = '
                                       "false and column_names to choose among them")
-    sparse = (*(_with_features(spec, SparseColumn(name, "hex")) for name in names), *_crosses(spec))
+    sparse = (*(_with_features(spec, SparseColumn(name, "hex")) for name in names), *_crosses(spec),
+              *_buckets(spec, dense))
     if spec.model.gives_tables:
         order = [column.source for column in sparse]
         found = _like_tables(spec.model.table_list(), sparse, where)
@@ -419,7 +427,7 @@ def _column_of(table: str, columns: Sequence[str]) -> str:
 def _refuse_unknown(spec: RunSpec, sample: Sample, where: str) -> None:
     columns = [column.name for column in sample.columns]
     made = {f"{table_name(name)}_{kind}" for name, kinds in spec.features.times.items() for kind in kinds}
-    made |= {cross.name for cross in _crosses(spec)}
+    made |= {*map(bucket_table_name, columns), *(cross.name for cross in _crosses(spec))}
     wrong = [f"{named} names {name!r}: {nearest(name, columns)}" for named, name in _named_columns(spec)
              if (_column_of(name, columns) if named == "model.tables" else name) not in columns
              and not (named == "model.tables" and name in made)]

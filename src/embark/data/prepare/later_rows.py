@@ -24,7 +24,7 @@ from embark.errors import DataError, nearest
 from embark.features.arrays import Array
 from embark.features.encoding import IdMap, RowEncoder
 from embark.features.layout import REPAIR, Feature
-from embark.features.numbers import Numbers, recorded_numbers
+from embark.features.numbers import Numbers, recorded_numbers, with_bounds
 from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
 from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
@@ -91,7 +91,8 @@ class PreparedWith:
         except (ValidationError, KeyError, AttributeError) as error:
             raise DataError(f"{path}/{MANIFEST}: does not say how the data was prepared ({error})",
                             fix="prepare the data again, with this version of Embark") from None
-        return PreparedWith(path, manifest, schema, prepare, features)
+        found = PreparedWith(path, manifest, schema, prepare, features)
+        return replace(found, schema=with_bounds(schema, found.numbers)) if schema.bucketed else found
 
     @property
     def numbers(self) -> Numbers:

@@ -48,7 +48,7 @@ from embark.errors import DataError, UserError
 from embark.features.encoding import IdMethod, id_methods
 from embark.features.layout import Layout
 from embark.features.numbers import Numbers, NumberSample, fit_numbers, fixed_numbers
-from embark.features.schema import TIME_ROWS, Schema, SparseColumn
+from embark.features.schema import FIXED_ROWS, Schema, SparseColumn
 from embark.spec.run import RunSpec
 from embark.store import write_atomic
 from embark.store.errors import writing
@@ -132,7 +132,7 @@ def preview(spec: RunSpec) -> Preview:
     return Preview(schema, schema.to_toml(prepare, spec.features), files, splits,
                    "; ".join(ids[method] for method in dict.fromkeys(
                        method for method, column in zip(methods, schema.sparse, strict=True)
-                       if column.kind not in TIME_ROWS and not column.weights_of)),
+                       if column.kind not in FIXED_ROWS and not column.weights_of)) or "by buckets and times",
                    plan_budget(prepare, schema, has_runs=_has_runs(schema, methods)))
 
 
@@ -147,7 +147,7 @@ def _with_transforms(
         for raw in reader.read(reader.segments(files[0], MIN_SEGMENT_BYTES)[0], _PREVIEW_BYTES):
             found = NumberSample.of(spec.data.seed, 0, raw.positions, raw.dense)
             break
-        numbers = fit_numbers(spec.features, schema.dense_names, found, may_add=_may_add(spec))
+        numbers = _fitted(spec, schema, found)
     why = {code.column: "; ".join(filter(None, (schema.why.get(code.column, ""), code.describe())))
            for code in numbers.codes if code.column in schema.dense}
     return replace(schema, why={**schema.why, **why})
@@ -184,7 +184,13 @@ def _open_inputs(spec: RunSpec) -> tuple[RunSpec, Schema, Inputs, list[InputFile
 
 
 def _fixed_numbers(spec: RunSpec, schema: Schema) -> Numbers | None:
+    if schema.bucketed:
+        return None
     return fixed_numbers(spec.features, schema.dense_names, is_criteo=schema.format == "criteo")
+
+
+def _fitted(spec: RunSpec, schema: Schema, sample: NumberSample) -> Numbers:
+    return fit_numbers(spec.features, schema.dense_names, sample, may_add=_may_add(spec), bucketed=schema.bucketed)
 
 
 def _may_add(spec: RunSpec) -> bool:
@@ -333,7 +339,7 @@ class _Run:
         found = NumberSample.none(len(schema.dense_names))
         for path in samples:
             found = NumberSample.join([found, NumberSample.read(path)])
-        return fit_numbers(spec.features, schema.dense_names, found, may_add=_may_add(spec))
+        return _fitted(spec, schema, found)
 
     def _segment_tasks(self, segment_bytes: int) -> list[Task]:
         reader = self.work.reader()

@@ -26,8 +26,8 @@ from embark.errors import UserError
 from embark.features.arrays import Array, Bytes
 from embark.features.encoding import IdMethod, hash_ids, weights_of_keys
 from embark.features.layout import Feature, Layout, Rows
-from embark.features.made import filled_keys
-from embark.features.numbers import Numbers, NumberSample
+from embark.features.made import bucket_ids, filled_keys
+from embark.features.numbers import Numbers, NumberSample, with_bounds
 from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema, SparseColumn
 from embark.features.statistics import ValueStatistics, statistic_columns, with_statistics
@@ -283,7 +283,12 @@ class Preparation:
                 np.concatenate([[0], next(tables[i])]).astype(feature.id_dtype)[values] if i in tables else values
                 for i, (feature, values) in enumerate(zip(layout.features, rows.ids, strict=False))
             )
-            dense = task.numbers.encode(rows.dense) if task.numbers else rows.dense
+            dense = rows.dense
+            if task.numbers:
+                schema = with_bounds(self.schema, task.numbers)
+                ids = tuple(bucket_ids(column, schema, dense).astype(values.dtype) if column.kind == "bucket" else
+                            values for column, values in zip(schema.sparse, ids, strict=True))
+                dense = task.numbers.encode(dense)
             if statistics:
                 dense = np.concatenate([dense, *statistics], axis=1)
             writers.add(Rows(rows.label, dense, ids, rows.lengths[:num]), split)

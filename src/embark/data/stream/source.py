@@ -286,7 +286,7 @@ def _row_format(spec: RunSpec) -> tuple[Schema, PrepareSpec, RowEncoder, str]:
         manifest = read_manifest(spec.data.path)
         if before := PreparedWith.of(spec.data.path, manifest):
             return before.schema.without_split(), before.prepare, before.row_encoder(), manifest.fingerprint()
-    return *plain_row_format(spec.model, spec.data, fitted=spec.features.fitted), ""
+    return *plain_row_format(spec.model, spec.data, features=spec.features), ""
 
 
 class DropWatch:

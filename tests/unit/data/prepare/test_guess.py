@@ -290,7 +290,8 @@ def test_words_that_come_late_are_seen(tmp_path):
     (b"PAR1 and no more", "data.parquet", "is not a Parquet file"),
     (b"label,user\n1,a\n", "data.parquet", "is not a Parquet file"),
     (gzip.compress(b"label,user\n1,a\n" * 500, mtime=0)[:40], "data.csv.gz", "gzip file is cut short"),
-    (b"label,x\n" + b"".join(b"%d,%d.5\n" % (i % 2, i) for i in range(9)), "data.csv", "no column was taken for ids"),
+    (b"label,x\n" + b"".join(b"%d,2024-05-0%d\n" % (i % 2, i) for i in range(1, 9)), "data.csv",
+     "no column was taken for ids or numbers"),
 ], ids=lambda value: value.replace(" ", "-") if isinstance(value, str) else "")
 def test_what_cannot_be_read_is_refused_by_name(tmp_path, content, name, what):
     with pytest.raises(DataError, match=rf"{name}.*{what}"):
@@ -378,3 +379,15 @@ def test_criteo_with_a_header_has_the_roles_of_criteo_without(tmp_path):
     assert schema.dense == tuple(f"I{i}" for i in range(1, 14))
     assert [(column.name, column.kind) for column in schema.sparse] == [(f"C{i}", "hex") for i in range(1, 27)]
     assert schema.why["I5"] == "is one of Criteo's 13 integers"
+
+
+def test_data_of_numbers_alone_has_tables_of_their_buckets(tmp_path):
+    content = "label,x,y\n" + "".join(f"{i % 2},{i}.5,{i % 7}.25\n" for i in range(90))
+    found = guess(tmp_path, content)
+    assert [(column.name, column.kind, column.rows, column.parts) for column in found.sparse] == [
+        ("x_bucket", "bucket", 17, ("x",)), ("y_bucket", "bucket", 17, ("y",))]
+    said = {row["column"]: row["taken_for"] for row in found.describe()}
+    assert said["x_bucket"] == "quantile buckets of x"
+    assert tomllib.loads(found.to_toml(PrepareSpec()))["features"] == {"bucket_tables": True}
+    with_ids = guess(tmp_path, content.replace("label,x,y", "label,x,y,user").replace("5\n", "5,a\n"))
+    assert [column.name for column in with_ids.sparse] == ["user"]
