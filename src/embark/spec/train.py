@@ -159,6 +159,7 @@ ADAM_RATE, FULL_RATE_BATCH = 0.001, 256  # Adam's rate up to this batch.
 TABLE_RATE = 0.03  # Row-wise Adagrad's beside it.
 SMALLEST_WIDTH, LARGEST_WIDTH, WIDTH_PER_DIM = 64, 512, 8
 SMALLEST_DIM = 16
+SIZES = ("embedding_dim", "bottom_mlp", "top_mlp")
 INIT_RANGE = 0.05  # At most, in tables: √(1 / rows) of few rows gives products that say more than the data.
 MAX_EPOCHS, MAX_SAMPLES = 50, 20_000_000
 EVALS_PER_EPOCH, PATIENCE = 2, 4
@@ -187,8 +188,8 @@ def suited_sizes(num_train_samples: int) -> dict[str, Any]:
     which is the class's default from 262,144 samples on."""
     width = 1 << max(1, math.isqrt(num_train_samples)).bit_length() - 1
     width = min(LARGEST_WIDTH, max(SMALLEST_WIDTH, width))
-    return {"embedding_dim": max(SMALLEST_DIM, width // WIDTH_PER_DIM), "bottom_mlp": (width, width // 2),
-            "top_mlp": (width, width // 2)}
+    layers = (width, width // 2)
+    return dict(zip(SIZES, (max(SMALLEST_DIM, width // WIDTH_PER_DIM), layers, layers), strict=True))
 
 
 def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples: int = 0) -> RunSpec:

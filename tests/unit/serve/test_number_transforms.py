@@ -85,7 +85,7 @@ def test_every_door_gives_the_scores_of_training_by_every_transform(tmp_path, nu
     prepare_from_spec(spec, tmp_path / "prepared")
     artifact = open_artifact(export_run(save_run(spec).uri, str(tmp_path / "models")).uri)
     trained, model = validation_rows(spec.data.path), ExportedModel(artifact)
-    assert trained.dense.shape == (num_rows, 2 * len(TRANSFORMS) + 15)
+    assert trained.dense.shape == (num_rows, 2 * len(TRANSFORMS) + 30)
     expected = np.concatenate([model.score_encoded(trained.cut(start, start + PIECE))
                                for start in range(0, num_rows, PIECE)])
     assert len(np.unique(expected)) > num_rows / 4  # raw numbers make many of them 0 or 1
