@@ -157,12 +157,12 @@ LARGEST_BATCH, SMALLEST_BATCH = 2048, 64
 STEPS_PER_EPOCH = 400  # At least so many, where that leaves a batch of SMALLEST_BATCH.
 ADAM_RATE, FULL_RATE_BATCH = 0.001, 256  # Adam's rate up to this batch.
 TABLE_RATE = 0.03  # Row-wise Adagrad's beside it.
-SMALLEST_WIDTH, LARGEST_WIDTH, WIDTH_PER_DIM = 64, 512, 8
+SMALLEST_WIDTH, LARGEST_WIDTH, WIDTH_PER_DIM = 128, 512, 8
 SMALLEST_DIM = 16
 SIZES = ("embedding_dim", "bottom_mlp", "top_mlp")
 INIT_RANGE = 0.05  # At most, in tables: √(1 / rows) of few rows gives products that say more than the data.
 MAX_EPOCHS, MAX_SAMPLES = 50, 20_000_000
-EVALS_PER_EPOCH, PATIENCE = 2, 4
+EVALS_PER_EPOCH, PATIENCE, LONG_PATIENCE = 2, 4, 8  # Long where an epoch is soon over.
 RATES = frozenset({"learning_rate", "dense_learning_rate"})
 DURATION = frozenset({"num_epochs", "num_steps", "decay", "early_stopping_patience"})
 """Fields that say for how long to train."""
@@ -245,7 +245,8 @@ def _until_it_no_longer_improves(spec: RunSpec, num_train_samples: int, batch_si
         return {}
     metric = measured_metrics(spec.model)[0]
     return {"num_epochs": num_epochs, "eval_every": spec.train.eval_every or -(-per_epoch // EVALS_PER_EPOCH),
-            "early_stopping_patience": PATIENCE, **({"early_stopping_metric": metric} if metric != "auc" else {})}
+            "early_stopping_patience": PATIENCE if num_train_samples >= LARGEST_WIDTH**2 else LONG_PATIENCE,
+            **({"early_stopping_metric": metric} if metric != "auc" else {})}
 
 
 def _changed(spec: RunSpec, changes: dict[str, Any]) -> RunSpec:

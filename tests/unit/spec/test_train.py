@@ -60,8 +60,9 @@ def of_own_data(train: dict[str, object], num_train: int, num_eval: int = 1_000,
 
 def test_own_data_is_trained_until_validation_rows_say_it_is_enough():
     found = of_own_data({}, 60_000)
-    assert (found.batch_size, found.eval_every, found.early_stopping_patience, found.num_epochs) == (128, 234, 4, 50)
-    assert of_own_data({}, 5_000_000).num_epochs == 4
+    assert (found.batch_size, found.eval_every, found.early_stopping_patience, found.num_epochs) == (128, 234, 8, 50)
+    large = of_own_data({}, 5_000_000)
+    assert (large.num_epochs, large.early_stopping_patience) == (4, 4)
     assert of_own_data({"eval_every": 10}, 60_000).eval_every == 10
     ranked = of_own_data({}, 60_000, tables=[{"name": "a", "rows": 9}],
                          tasks=[{"name": "stars", "loss": "regression"}])
@@ -99,7 +100,7 @@ def model_of(num_train: int, train: dict[str, object] | None = None, **model: ob
 
 
 @pytest.mark.parametrize(("num_train", "dim", "layers"), [
-    (1, 16, (64, 32)), (4_508, 16, (64, 32)), (31_259, 16, (128, 64)), (65_536, 32, (256, 128)),
+    (1, 16, (128, 64)), (4_508, 16, (128, 64)), (31_259, 16, (128, 64)), (65_536, 32, (256, 128)),
     (262_144, 64, (512, 256)), (10**9, 64, (512, 256))])
 def test_the_sizes_of_own_data_go_by_its_samples(num_train, dim, layers):
     found = model_of(num_train)
@@ -108,7 +109,7 @@ def test_the_sizes_of_own_data_go_by_its_samples(num_train, dim, layers):
 
 def test_sizes_that_a_spec_names_stay():
     assert model_of(4_000, embedding_dim=8, top_mlp=[7]).model_dump(include={"embedding_dim", "bottom_mlp", "top_mlp"}) \
-        == {"embedding_dim": 8, "bottom_mlp": (64, 32), "top_mlp": (7,)}
+        == {"embedding_dim": 8, "bottom_mlp": (128, 64), "top_mlp": (7,)}
     assert model_of(4_000, {"learning_rate": 0.1}).bottom_mlp == (512, 256)
     assert model_of(4_000, tables=[{"name": "a", "rows": 9, "dim": 64}]).embedding_dim == 64
     assert model_of(4_000, kind="din", sequence={"history": "a", "candidate": "b"}, tables=[

@@ -59,7 +59,7 @@ def test_own_data_trains_until_its_best_and_that_checkpoint_is_evaluated(people)
              "train.eval_every=36")
     result = train(resolve(people.model_dump(exclude_unset=True), small), fresh=True)
     state = result["early_stopping"]
-    assert state["has_stopped"] == (state["num_without_improvement"] >= 4)
+    assert state["has_stopped"] == (state["num_without_improvement"] >= 8)
     found = evaluate(str(result["run_dir"]))
     assert (found.step, found.auc) == (state["best_step"], pytest.approx(state["best"], abs=1e-9))
 
