@@ -193,9 +193,9 @@ def suited_sizes(num_train_samples: int) -> dict[str, Any]:
 
 
 def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples: int = 0) -> RunSpec:
-    """Fill in the fields of `[train]` and the sizes of `[model]` that the spec leaves out and the data decides; a second
-    call changes nothing. The batch stays as it is for retrieval and for the next item, where the samples of a batch are
-    each other's negatives, and for a stream, whose samples nobody has counted."""
+    """Fill in the fields of `[train]` and the sizes of `[model]` that the spec leaves out and the data decides; a
+    second call changes nothing. The batch stays as it is for retrieval and for the next item, where the samples of a
+    batch are each other's negatives, and for a stream, whose samples nobody has counted."""
     train, named, changes = spec.train, spec.train.model_fields_set, dict[str, Any]()
     if spec.stream.is_on or spec.model.kind == "two_tower" or spec.model.is_next_item:
         if train.dense_optimizer == "adam" and named.isdisjoint(RATES):

@@ -108,8 +108,8 @@ def test_the_sizes_of_own_data_go_by_its_samples(num_train, dim, layers):
 
 
 def test_sizes_that_a_spec_names_stay():
-    assert model_of(4_000, embedding_dim=8, top_mlp=[7]).model_dump(include={"embedding_dim", "bottom_mlp", "top_mlp"}) \
-        == {"embedding_dim": 8, "bottom_mlp": (128, 64), "top_mlp": (7,)}
+    named = model_of(4_000, embedding_dim=8, top_mlp=[7])
+    assert (named.embedding_dim, named.bottom_mlp, named.top_mlp) == (8, (128, 64), (7,))
     assert model_of(4_000, {"learning_rate": 0.1}).bottom_mlp == (512, 256)
     assert model_of(4_000, tables=[{"name": "a", "rows": 9, "dim": 64}]).embedding_dim == 64
     assert model_of(4_000, kind="din", sequence={"history": "a", "candidate": "b"}, tables=[
