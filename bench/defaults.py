@@ -169,11 +169,16 @@ def peers_of(name: str, parts: list[pd.DataFrame]) -> dict[str, Any]:
         scores.append([roc_auc_score(label, model.predict_proba(rows)[:, 1])
                        for label, rows in zip(labels[1:], (validation, test), strict=True)])
     logistic = max(scores)[1]
-    kinds = {column: pd.CategoricalDtype(sorted(set(train[column]))) for column in words}
+    known = {column: sorted(set(train[column])) for column in words}
+
+    def native(rows: pd.DataFrame) -> pd.DataFrame:
+        kinds = {column: pd.Categorical(rows[column].where(rows[column].isin(values)), values)
+                 for column, values in known.items()}
+        return rows[numbers + words].assign(**kinds).rename(columns=_plain)
+
     trees = lightgbm.LGBMClassifier(verbose=-1, num_threads=2, importance_type="gain")
-    trees.fit(train[numbers + words].astype(kinds).rename(columns=_plain), labels[0])
-    boosted = roc_auc_score(labels[2], trees.predict_proba(
-        test[numbers + words].astype(kinds).rename(columns=_plain))[:, 1])
+    trees.fit(native(train), labels[0])
+    boosted = roc_auc_score(labels[2], trees.predict_proba(native(test))[:, 1])
     gains = trees.feature_importances_ / trees.feature_importances_.sum()
     return {"logistic": float(logistic), "lightgbm": float(boosted), "left out": unique,
             "gain": dict(zip(numbers + words, map(float, gains), strict=True))}

@@ -33,7 +33,7 @@ class EvaluationRows:
     split: str  # Empty for a raw file.
     columns: Mapping[str, str] = field(default_factory=dict)
     """The column of the input of each table that has another name."""
-    dense: tuple[str, ...] = ()  # The names of the dense columns, where they have any.
+    dense: tuple[str, ...] = ()  # The column of each dense value, where columns have names.
     notes: tuple[str, ...] = ()
 
     @property
@@ -121,9 +121,23 @@ def _view(source: SampleSource, spec: RunSpec, path: str, split: str) -> Evaluat
 def _with_names(rows: EvaluationRows, path: str, manifest: Manifest) -> EvaluationRows:
     """Name the columns as the input does."""
     before = PreparedWith.of(path, manifest)
-    columns = {column.name: column.source for column in before.schema.sparse
+    columns = {column.name: column.parts[0] if column.kind == "bucket" else column.source
+               for column in before.schema.sparse
                if column.kind not in TIME_ROWS} if before else {}  # Several may be made of one time.
-    return replace(rows, columns=columns, dense=manifest.layout.dense)
+    return replace(rows, columns=columns, dense=_columns_of(before, manifest))
+
+
+def dense_columns(spec: RunSpec) -> tuple[str, ...]:
+    """Return the column of each dense value that a run trains on."""
+    if spec.data.kind != "prepared":
+        return spec.data.dense_columns
+    manifest = read_manifest(spec.data.path)
+    return _columns_of(PreparedWith.of(spec.data.path, manifest), manifest)
+
+
+def _columns_of(before: PreparedWith | None, manifest: Manifest) -> tuple[str, ...]:
+    made = {name: code.column for code in before.numbers.codes for name in code.names} if before else {}
+    return tuple(made.get(name, name) for name in manifest.layout.dense)
 
 
 def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path, run_uri: str) -> EvaluationRows:

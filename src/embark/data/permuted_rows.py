@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,11 @@ from embark.data.loader import Batch, SampleSource
 from embark.features.arrays import Int32s, Int64s, ragged_positions
 
 _CHUNK_ROWS = 128
+
+
+def dense_groups(columns: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Return each column with the position of the first of its dense values, and how many it has, one after another."""
+    return [(name, columns.index(name), columns.count(name)) for name in dict.fromkeys(columns)]
 
 
 class RowsInMemory:
@@ -35,13 +41,13 @@ class RowsInMemory:
         return [RowsInMemory(Batch.join([source.eval_rows(start, start + size) for start in starts[fold::num_folds]]))
                 for fold in range(num_folds)]
 
-    def permuted(self, feature: int, order: Int64s) -> RowsInMemory:
+    def permuted(self, feature: int, order: Int64s, width: int = 1) -> RowsInMemory:
         """Return the samples with the values of a feature in another order. The sparse features come first, then the
-        dense ones."""
+        dense ones, of which a column may have several: the next `width`."""
         batch = self.batch
         if (column := feature - len(batch.lengths)) >= 0:
             dense = batch.dense.copy()
-            dense[:, column] = dense[order, column]
+            dense[:, column : column + width] = dense[order, column : column + width]
             return RowsInMemory(replace(batch, dense=dense))
         rows = np.broadcast_to(np.arange(len(order)), batch.lengths.shape).copy()
         rows[feature] = order

@@ -28,6 +28,8 @@ from embark.store.atomic_file import commit
 
 MAX_SAMPLE_VALUES = 1 << 22
 MAX_SAMPLE_ROWS = 1 << 16
+MAX_SPLIT_ROWS = 1 << 18
+"""With more training rows a column is split into buckets only where the spec says so: it takes as many values a row."""
 LIMIT = 8.0  # Standard deviations from the mean at which a standardized value is cut.
 _SAMPLE = 90_417
 _HEAVY_TAIL = 4.0
@@ -301,10 +303,11 @@ def fit_numbers(
 ) -> Numbers:
     """Choose the transform of each column and compute its state; `may_add` values beside a column unasked. The buckets
     of those that are `bucketed` are a table."""
-    codes = []
+    codes, may_split = [], may_add and sample.num_rows <= MAX_SPLIT_ROWS
     for at, name in enumerate(columns):
         cells = sample.dense[:, at].astype(np.float64)
-        code = _fit(features, name, cells, has_missing=bool(sample.num_missing[at]), may_add=may_add)
+        code = _fit(features, name, cells, has_missing=bool(sample.num_missing[at]), may_add=may_add,
+                    may_split=may_split)
         if name in bucketed:
             code = replace(code, bucket_bounds=_bounds(cells, features.bucket_rows(name) - 1))
         codes.append(code)
@@ -316,7 +319,7 @@ def fit_numbers(
 
 
 def _fit(features: FeaturesSpec, name: str, cells: NDArray[np.float64], *, has_missing: bool,
-         may_add: bool) -> NumberCode:
+         may_add: bool, may_split: bool) -> NumberCode:
     own = features.of(name)
     values = cells[np.isfinite(cells)]
     values = np.clip(values, -_LARGEST if own.min is None else own.min, _LARGEST if own.max is None else own.max)
@@ -325,6 +328,8 @@ def _fit(features: FeaturesSpec, name: str, cells: NDArray[np.float64], *, has_m
     transform, why = own.transform or features.numbers, "as the spec says"
     if transform == "auto":
         transform, why = _choose(values)
+        if may_split:
+            transform, why = "piecewise_linear", f"with more than {MAX_SPLIT_ROWS:,} training rows {transform}: {why}"
     wanted = features.missing_flags if own.missing_flag is None else own.missing_flag
     has_flag = has_missing and may_add and transform not in ("mlperf", "none") if wanted == "auto" else wanted
     low, high = own.min, own.max

@@ -132,7 +132,7 @@ def check_supported(spec: RunSpec) -> None:
     mistakes += [Mistake("", f"model.tables.{index}.{field}", str(value), "is not supported by the JAX trainer",
                          'leave it out, or set place.device = "cpu" or "cuda"')
                  for index, table in enumerate(spec.model.tables)
-                 for field in ("shares", "learning_rate", "init_range", "optimizer", "dtype", "sharding",
+                 for field in ("shares", "learning_rate", "optimizer", "dtype", "sharding",
                                "weights_column")
                  if (value := getattr(table, field)) not in ("", None)]
     if mistakes:

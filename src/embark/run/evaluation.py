@@ -77,11 +77,15 @@ MAX_COLUMNS, NUM_ROWS = 64, 1024
 def influence_warning(trainer: Trainer, source: SampleSource, spec: RunSpec, world: Ranks, step: int) -> str:
     """Name the dense columns that change no prediction when their values are another sample's; empty if there are none.
     Every rank must call it."""
-    from embark.data.permuted_rows import RowsInMemory
+    from embark.data.evaluation_rows import dense_columns
+    from embark.data.permuted_rows import RowsInMemory, dense_groups
 
-    names = getattr(getattr(source, "layout", None), "dense", None) or spec.data.dense_columns
     num = min(NUM_ROWS, source.num_eval_samples)
-    if spec.data.kind == "synthetic" or not 0 < len(names) == spec.model.num_dense <= MAX_COLUMNS or num < 2:
+    if spec.data.kind not in ("prepared", "columns") or num < 2:
+        return ""
+    names = dense_columns(spec)
+    groups = dense_groups(names)
+    if not 0 < len(groups) <= MAX_COLUMNS or len(names) != spec.model.num_dense:
         return ""
     rows = RowsInMemory(source.eval_rows(0, num))
 
@@ -90,8 +94,8 @@ def influence_warning(trainer: Trainer, source: SampleSource, spec: RunSpec, wor
         return found["log_loss"]
 
     before, order, first = loss(rows), np.roll(np.arange(num), 1), len(rows.batch.lengths)
-    idle = [name for number, name in enumerate(names)
-            if np.ptp(rows.batch.dense[:, number]) and loss(rows.permuted(first + number, order)) == before]
+    idle = [name for name, at, width in groups if np.ptp(rows.batch.dense[:, at : at + width], axis=0).any()
+            and loss(rows.permuted(first + at, order, width)) == before]
     has = "has" if len(idle) == 1 else "have"
     return f"{shortlist(idle, 8)} {has} no influence on the predictions of {num:,} held-out samples" if idle else ""
 

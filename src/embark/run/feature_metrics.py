@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.evaluation_rows import EvaluationRows, open_rows
-from embark.data.permuted_rows import RowsInMemory
+from embark.data.permuted_rows import RowsInMemory, dense_groups
 from embark.data.task_labels import main_label
 from embark.errors import DataError, UserError
 from embark.events.results import Tabular
@@ -117,7 +117,7 @@ def measure_importance(
         if not parts or any(not 0 < num < part.num_eval_samples for num, part in zip(clicks, parts, strict=True)):
             raise DataError(f"{rows.description}: too few rows for {NUM_PARTS} parts that each have both labels",
                             fix="more --rows, or data with more rows")
-        names = feature_names(rows)
+        names, groups = feature_names(rows), _positions(rows)
         with loaded(trained, open_backend(trained.spec), rows) as model:
             base = [_metrics(part, rows, model) for part in parts]
             found = []
@@ -125,7 +125,7 @@ def measure_importance(
                 worse = []
                 for index, part in enumerate(parts):
                     order = np.random.default_rng((0, number, index)).permutation(part.num_eval_samples)
-                    worse.append(_metrics(part.permuted(number, order), rows, model))
+                    worse.append(_metrics(part.permuted(groups[number][0], order, groups[number][1]), rows, model))
                 found.append(FeatureImportance(
                     feature=column, kind=kind, table=table,
                     log_loss_increase=estimate([w[0] - b[0] for w, b in zip(worse, base, strict=True)]),
@@ -165,11 +165,22 @@ def _metrics(part: RowsInMemory, rows: EvaluationRows, model: LoadedRun) -> tupl
 
 
 def feature_names(rows: EvaluationRows) -> list[tuple[str, str, str]]:
-    """Return column, kind and table of the sparse features and then the dense ones, in the order of a batch."""
-    spec = rows.spec
-    columns, dense = rows.columns, rows.dense or tuple(f"dense_{i}" for i in range(spec.model.num_dense))
-    return [*((columns.get(table.name, table.name), "sparse", table.name) for table in spec.model.table_list()),
-            *((name, "dense", "") for name in dense)]
+    """Return column, kind and table of the sparse features and then the dense ones, in the order of a batch. A column
+    that has several dense values is one feature."""
+    return [*((rows.columns.get(table.name, table.name), "sparse", table.name)
+              for table in rows.spec.model.table_list()),
+            *((name, "dense", "") for name, _, _ in _groups(rows))]
+
+
+def _groups(rows: EvaluationRows) -> list[tuple[str, int, int]]:
+    return dense_groups(rows.dense or [f"dense_{i}" for i in range(rows.spec.model.num_dense)])
+
+
+def _positions(rows: EvaluationRows) -> list[tuple[int, int]]:
+    """Return the position of each feature in a batch, and how many values it has there."""
+    num_tables = len(rows.spec.model.table_list())
+    return [*((number, 1) for number in range(num_tables)),
+            *((num_tables + at, width) for _, at, width in _groups(rows))]
 
 
 NUM_RANGES = 10  # Ranges of a dense feature, with as many rows each as its values allow.
@@ -188,7 +199,9 @@ def slices_of(rows: RowsInMemory, opened: EvaluationRows, feature: int, top: int
     """Return the slices of a feature."""
     _, kind, table = feature_names(opened)[feature]
     if kind == "dense":
-        return list(_ranges(rows.batch.dense[:, feature - len(rows.batch.lengths)]))
+        at, width = _positions(opened)[feature]
+        at -= len(rows.batch.lengths)
+        return list(_ranges(rows.batch.dense[:, at : at + width].sum(axis=1)))  # rises with the column, in buckets too
     return _with_words(opened, table, _values(rows, feature, top))
 
 

@@ -15,6 +15,7 @@ from embark.model.steps import num_steps_of, steps_per_epoch
 from embark.run.identity import Identity, identity_of
 from embark.run.trainer import World
 from embark.run.training_data import TrainingData, training_data
+from embark.run.warm_start import with_sizes_of_source
 from embark.spec import RunSpec
 from embark.spec.run import penalty_mistakes
 from embark.spec.train import batch_mistakes, with_train_defaults
@@ -45,7 +46,7 @@ def resolve_run(spec: RunSpec, world: World | None = None, *, allocate: Allocate
     accepted = spec.store.accept_changes
     if accepted:
         spec = spec.model_copy(update={"store": spec.store.model_copy(update={"accept_changes": ()})})
-    spec = resolve_from_data(spec)
+    spec = resolve_from_data(with_sizes_of_source(spec))
     source = open_training_source(spec, allocate=allocate)
     spec = _with_fitted(with_train_defaults(spec, source.num_train_samples, source.num_eval_samples), source)
     if world:

@@ -15,6 +15,7 @@ from embark.data.prepared.manifest import EARLIER
 from embark.errors import UserError
 from embark.spec import RunSpec
 from embark.spec.run import DATA, KEY
+from embark.spec.train import SIZES
 from embark.store import Checkpoint, RunDir, find_run, run_uri
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import list_checkpoints, split_run
@@ -83,6 +84,21 @@ class WarmStart:
         num_fresh = sum(num - arrays.entries[name].size[0] for name, num in rows.items())
         return WarmStarted(run.uri, checkpoint.step, run.checkpoints.where(checkpoint.step), sum(rows.values()),
                            num_fresh)
+
+
+def with_sizes_of_source(spec: RunSpec) -> RunSpec:
+    """Return the spec with the widths of the run that it begins with, where it leaves them out: other data would suit
+    others. A run that resumes may have outlived that run."""
+    if not spec.train.warm_start:
+        return spec
+    try:
+        old = WarmStart(spec).checkpoints()[1][0].values.get(KEY)
+    except UserError:
+        return spec
+    changes = {name: old.get(f"model.{name}") for name in SIZES if isinstance(old, Mapping)}
+    sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()
+             if value and name not in spec.model.model_fields_set}
+    return spec.model_copy(update={"model": spec.model.model_copy(update=sizes)}) if sizes else spec
 
 
 def _differences(spec: RunSpec, old: Mapping[str, Any]) -> Iterator[str]:

@@ -114,7 +114,8 @@ class FeaturesSpec(Section):
     share of training rows below x, from −1 to 1. `piecewise_linear`: a value for each of `num_buckets` quantile
     buckets, how far x is through it. `log`: sign(x)·ln(1 + |x|), standardized. `mlperf`: ln(x + 3), below −2 as −2.
     `clip`: x itself, cut at the 1st and 99th percentile, or at `min` and `max`. `none`: x itself. `auto`: `mlperf`
-    for Criteo; else by the values, and `embark data prepare --dry-run` says why."""
+    for Criteo; else `piecewise_linear` for up to 262,144 training rows, or by the values, and `embark data prepare
+    --dry-run` says why."""
     missing_flags: Literal["auto"] | bool = "auto"
     """Add a value beside each number column that is 1 where the column has none, else 0. `auto`: for columns with
     missing values, except with `mlperf` and `none`. A missing number itself counts as the mean."""

@@ -73,7 +73,8 @@ class Table(Section):
     learning_rate: float | None = Field(default=None, ge=0)
     """Learning rate of this table, instead of `train.learning_rate`; warm-up and decay apply to it too."""
     init_range: float | None = Field(default=None, ge=0)
-    """Initial values are uniform in ±`init_range`; defaults to √(1 / rows), as in TorchRec."""
+    """Initial values are uniform in ±`init_range`; defaults to √(1 / rows), as in TorchRec, and on data of your own to
+    0.05 at most."""
     optimizer: TableOptimizer | None = None
     """Optimizer of this table, instead of `train.optimizer`."""
     dtype: TableDtype | None = None
@@ -228,7 +229,8 @@ class ModelSpec(Section):
     num_dense: NonNegativeInt = Field(default=13, le=2**20)
     """Number of dense (floating-point) features; may be 0."""
     embedding_dim: Width = 64
-    """Width of the embedding rows, and of the bottom MLP's output."""
+    """Width of the embedding rows, and of the bottom MLP's output. If left out, less on little data of your own, as are
+    both MLPs (docs/guides/tune.md)."""
     bottom_mlp: LayerSizes = (512, 256)
     """Hidden layers over the dense features; an output layer of `embedding_dim` is appended. The kinds of
     docs/guides/models.md have none: there a number is a field, as an id is."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import Field
 
 from embark.errors import Mistake
-from embark.spec.model import TableDtype, TableOptimizer, TableSharding
+from embark.spec.model import POOLED_KINDS, TableDtype, TableOptimizer, TableSharding
 from embark.spec.section import NonNegativeInt, PositiveInt, Section
 from embark.spec.tasks import main_task
 
@@ -59,7 +59,7 @@ class TrainSpec(Section):
     """Global batch size: samples per step over all ranks. If left out, less on little data: 400 steps an epoch."""
     num_epochs: PositiveInt = 1
     """Passes over the training data. If this, `num_steps`, `decay` and `early_stopping_patience` are left out, data of
-    your own is trained on until early stopping ends it, at most 20 times and 20 million samples."""
+    your own is trained on until early stopping ends it, at most 50 times and 20 million samples."""
     num_steps: NonNegativeInt = 0
     """Stop after this many steps; 0: after `num_epochs`."""
     learning_rate: float = Field(default=0.01, ge=0)
@@ -157,8 +157,12 @@ LARGEST_BATCH, SMALLEST_BATCH = 2048, 64
 STEPS_PER_EPOCH = 400  # At least so many, where that leaves a batch of SMALLEST_BATCH.
 ADAM_RATE, FULL_RATE_BATCH = 0.001, 256  # Adam's rate up to this batch.
 TABLE_RATE = 0.03  # Row-wise Adagrad's beside it.
-MAX_EPOCHS, MAX_SAMPLES = 20, 20_000_000
-EVALS_PER_EPOCH, PATIENCE = 2, 4
+SMALLEST_WIDTH, LARGEST_WIDTH, WIDTH_PER_DIM = 128, 512, 8
+SMALLEST_DIM = 16
+SIZES = ("embedding_dim", "bottom_mlp", "top_mlp")
+INIT_RANGE = 0.05  # At most, in tables: √(1 / rows) of few rows gives products that say more than the data.
+MAX_EPOCHS, MAX_SAMPLES = 50, 20_000_000
+EVALS_PER_EPOCH, PATIENCE, LONG_PATIENCE = 2, 4, 8  # Long where an epoch is soon over.
 RATES = frozenset({"learning_rate", "dense_learning_rate"})
 DURATION = frozenset({"num_epochs", "num_steps", "decay", "early_stopping_patience"})
 """Fields that say for how long to train."""
@@ -179,10 +183,19 @@ def suited_rate(batch_size: int) -> float:
     return ADAM_RATE * math.sqrt(max(1.0, batch_size / FULL_RATE_BATCH))
 
 
+def suited_sizes(num_train_samples: int) -> dict[str, Any]:
+    """Return the widths of a model for so many samples: of its first layers the power of two below their square root,
+    which is the class's default from 262,144 samples on."""
+    width = 1 << max(1, math.isqrt(num_train_samples)).bit_length() - 1
+    width = min(LARGEST_WIDTH, max(SMALLEST_WIDTH, width))
+    layers = (width, width // 2)
+    return dict(zip(SIZES, (max(SMALLEST_DIM, width // WIDTH_PER_DIM), layers, layers), strict=True))
+
+
 def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples: int = 0) -> RunSpec:
-    """Fill in the fields of `[train]` that the spec leaves out and the data decides; a second call changes nothing. The
-    batch stays as it is for retrieval and for the next item, where the samples of a batch are each other's negatives,
-    and for a stream, whose samples nobody has counted."""
+    """Fill in the fields of `[train]` and the sizes of `[model]` that the spec leaves out and the data decides; a
+    second call changes nothing. The batch stays as it is for retrieval and for the next item, where the samples of a
+    batch are each other's negatives, and for a stream, whose samples nobody has counted."""
     train, named, changes = spec.train, spec.train.model_fields_set, dict[str, Any]()
     if spec.stream.is_on or spec.model.kind == "two_tower" or spec.model.is_next_item:
         if train.dense_optimizer == "adam" and named.isdisjoint(RATES):
@@ -196,6 +209,7 @@ def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples:
         changes |= {"dense_optimizer": "adam", "learning_rate": TABLE_RATE,
                     "dense_learning_rate": suited_rate(batch_size),
                     **({} if "dense_init" in named else {"dense_init": "centered"})}
+        spec = _with_suited_model(spec, num_train_samples)
     elif named.isdisjoint(RATES) and train.dense_optimizer == "adam":
         changes["dense_learning_rate"] = ADAM_RATE
     elif train.dense_optimizer == "adagrad" and spec.model.num_dense > 0 and named.isdisjoint({*RATES, "warmup_steps"}):
@@ -206,6 +220,23 @@ def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples:
     return _changed(spec, changes)
 
 
+def _with_suited_model(spec: RunSpec, num_train_samples: int) -> RunSpec:
+    """Give a model of pooled vectors the sizes that suit the samples, and small tables small initial values."""
+    model, changes = spec.model, dict[str, Any]()
+    if model.kind not in POOLED_KINDS:
+        return spec
+    left_out = {name: size for name, size in suited_sizes(num_train_samples).items()
+                if name not in model.model_fields_set}
+    if any(table.dim for table in model.tables):
+        left_out.pop("embedding_dim", None)
+    tables = tuple(table.model_copy(update={"init_range": INIT_RANGE})
+                   if table.init_range is None and table.rows * INIT_RANGE**2 < 1 else table for table in model.tables)
+    if tables != model.tables:
+        changes["tables"] = tables
+    changes |= left_out
+    return spec.model_copy(update={"model": model.model_copy(update=changes)}) if changes else spec
+
+
 def _until_it_no_longer_improves(spec: RunSpec, num_train_samples: int, batch_size: int) -> dict[str, Any]:
     """Return the fields of early stopping, or none where the data is so large that one epoch is the limit."""
     num_epochs = min(MAX_EPOCHS, MAX_SAMPLES // max(1, num_train_samples))
@@ -214,7 +245,8 @@ def _until_it_no_longer_improves(spec: RunSpec, num_train_samples: int, batch_si
         return {}
     metric = measured_metrics(spec.model)[0]
     return {"num_epochs": num_epochs, "eval_every": spec.train.eval_every or -(-per_epoch // EVALS_PER_EPOCH),
-            "early_stopping_patience": PATIENCE, **({"early_stopping_metric": metric} if metric != "auc" else {})}
+            "early_stopping_patience": PATIENCE if num_train_samples >= LARGEST_WIDTH**2 else LONG_PATIENCE,
+            **({"early_stopping_metric": metric} if metric != "auc" else {})}
 
 
 def _changed(spec: RunSpec, changes: dict[str, Any]) -> RunSpec:

@@ -37,7 +37,6 @@ def test_narrow_rows_share_a_line_of_memory_in_fp32_alone():
     (["model.rows_per_table=2140000000"], "32 bits"),
     (['model.tables=[{ name = "a", rows = 9 }, { name = "b", shares = "a" }]'], r"(?s)tables\.1\.shares = a.*JAX"),
     (['model.tables=[{ name = "a", rows = 9, learning_rate = 0.0 }]'], r"(?s)tables\.0\.learning_rate = 0\.0.*JAX"),
-    (['model.tables=[{ name = "a", rows = 9, init_range = 0.1 }]'], r"(?s)tables\.0\.init_range = 0\.1.*JAX"),
 ])
 def test_what_the_trainer_cannot_do_is_refused(sets, result):
     with pytest.raises(UserError, match=result):

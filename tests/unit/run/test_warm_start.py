@@ -13,6 +13,7 @@ import pytest
 
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.errors import UserError
+from embark.run.warm_start import with_sizes_of_source
 from embark.spec import RunSpec, resolve
 from embark.store import RunDir
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
@@ -67,6 +68,17 @@ def january(months) -> dict[str, Any]:
     """How a run ended that was trained on January, saved at steps 2 and 4."""
     sets = ("train.num_steps=4", "watch.every=4", "store.checkpoint_every=2", "store.keep_checkpoints=2")
     return trained(months, "name=trained", *sets, prepared(months, "january"))[0]
+
+
+def test_a_run_has_the_sizes_of_the_one_it_begins_with(months, january):
+    def sizes(source: str, **model: object) -> tuple[object, ...]:
+        spec = resolve({"model": model, "train": {"warm_start": source}, "store": {"root": str(months)}})
+        found = with_sizes_of_source(spec).model
+        return found.embedding_dim, found.bottom_mlp, found.top_mlp
+
+    assert sizes(january["run_dir"]) == (8, (16,), (16,))
+    assert sizes("trained@2", embedding_dim=4, top_mlp=[7]) == (4, (16,), (7,))
+    assert sizes("not-there") == (64, (512, 256), (512, 256))
 
 
 @pytest.fixture

@@ -60,8 +60,9 @@ def of_own_data(train: dict[str, object], num_train: int, num_eval: int = 1_000,
 
 def test_own_data_is_trained_until_validation_rows_say_it_is_enough():
     found = of_own_data({}, 60_000)
-    assert (found.batch_size, found.eval_every, found.early_stopping_patience, found.num_epochs) == (128, 234, 4, 20)
-    assert of_own_data({}, 5_000_000).num_epochs == 4
+    assert (found.batch_size, found.eval_every, found.early_stopping_patience, found.num_epochs) == (128, 234, 8, 50)
+    large = of_own_data({}, 5_000_000)
+    assert (large.num_epochs, large.early_stopping_patience) == (4, 4)
     assert of_own_data({"eval_every": 10}, 60_000).eval_every == 10
     ranked = of_own_data({}, 60_000, tables=[{"name": "a", "rows": 9}],
                          tasks=[{"name": "stars", "loss": "regression"}])
@@ -91,3 +92,30 @@ def test_a_named_rate_or_optimizer_of_own_data_stays(train):
     found = of_own_data(train, 60_000)
     assert {name: getattr(found, name) for name in train} == train
     assert (found.dense_init, found.dense_optimizer) == ("uniform", train.get("dense_optimizer", "adagrad"))
+
+
+def model_of(num_train: int, train: dict[str, object] | None = None, **model: object):
+    spec = resolve({"name": "a", "data": OWN, "train": train or {}, "model": model})
+    return with_train_defaults(spec, num_train).model
+
+
+@pytest.mark.parametrize(("num_train", "dim", "layers"), [
+    (1, 16, (128, 64)), (4_508, 16, (128, 64)), (31_259, 16, (128, 64)), (65_536, 32, (256, 128)),
+    (262_144, 64, (512, 256)), (10**9, 64, (512, 256))])
+def test_the_sizes_of_own_data_go_by_its_samples(num_train, dim, layers):
+    found = model_of(num_train)
+    assert (found.embedding_dim, found.bottom_mlp, found.top_mlp) == (dim, layers, layers)
+
+
+def test_sizes_that_a_spec_names_stay():
+    named = model_of(4_000, embedding_dim=8, top_mlp=[7])
+    assert (named.embedding_dim, named.bottom_mlp, named.top_mlp) == (8, (128, 64), (7,))
+    assert model_of(4_000, {"learning_rate": 0.1}).bottom_mlp == (512, 256)
+    assert model_of(4_000, tables=[{"name": "a", "rows": 9, "dim": 64}]).embedding_dim == 64
+    assert model_of(4_000, kind="din", sequence={"history": "a", "candidate": "b"}, tables=[
+        {"name": "a", "rows": 9, "pooling": "none", "max_length": 5}, {"name": "b", "shares": "a"}]).embedding_dim == 64
+
+
+def test_small_tables_of_own_data_begin_with_small_values():
+    tables = [{"name": "a", "rows": 3}, {"name": "b", "rows": 400}, {"name": "c", "rows": 3, "init_range": 0.5}]
+    assert [table.init_range for table in model_of(4_000, tables=tables).tables] == [0.05, None, 0.5]

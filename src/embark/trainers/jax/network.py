@@ -123,10 +123,11 @@ F32 = NDArray[np.float32]
 
 
 def initial_rows(table: Table, block: int, seed: int) -> F32:
-    """Draw the rows of one block, uniform in ±sqrt(1 / rows)."""
+    """Draw the rows of one block, uniform in ±`init_range`."""
     start, stop = block * ROWS_PER_BLOCK, min((block + 1) * ROWS_PER_BLOCK, table.rows)
     bits = _Bits(zlib.crc32(f"{seed}/{table.name}/{block}".encode()))
-    return bits.uniform((stop - start, table.dim or 0), math.sqrt(1 / table.rows))
+    bound = math.sqrt(1 / table.rows) if table.init_range is None else table.init_range
+    return bits.uniform((stop - start, table.dim or 0), bound)
 
 
 def initial_dense(model: ModelSpec, seed: int) -> dict[str, F32]:

@@ -64,7 +64,7 @@ def test_known_values_keep_their_rows_and_new_ones_come_after_them(folder, read_
     assert (about["known"], about["new"], about["rows"]) == (80, 40, 121)
     # In the order of January, whatever the order of the file; integers are their own keys.
     assert [feature.name for feature in manifest.layout.features] == ["user", "item", "tags"]
-    assert manifest.layout.dense == ("price",)
+    assert manifest.layout.dense == tuple(f"price_bin_{number}" for number in range(1, 17))
     lines = [line.split(",") for line in (folder / "february.csv").read_text().splitlines()[1:]]
     rows = [row for split in ("train", "validation") for row in read_rows(folder / "february", manifest, split)]
     assert sorted((ids.get(int(line[3]), 0), int(line[4])) for line in lines) == sorted(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from embark.data.prepare.inputs import InputFile
 from embark.data.prepare.rows import Segment
 from embark.data.prepare.splits import assign_splits, check_splits
 from embark.errors import DataError
-from embark.features.numbers import Numbers, NumberSample, fit_numbers, fixed_numbers
+from embark.features.numbers import MAX_SPLIT_ROWS, Numbers, NumberSample, fit_numbers, fixed_numbers
 from embark.features.rows import RawRows
 from embark.spec.features import FeaturesSpec
 
@@ -76,9 +77,9 @@ def test_the_formula_of_earlier_data_holds(how, formula):
     assert got[:, 0].tolist() == pytest.approx(wanted, rel=1e-6, abs=1e-7)
 
 
-def fitted(values: list[float], may_add: bool = True, **features: object) -> Numbers:
+def fitted(values: list[float], may_add: bool = True, num_rows: int = 10**6, **features: object) -> Numbers:
     cells = np.array([values], np.float32).T
-    sample = NumberSample.of(1, 0, np.arange(len(cells)), cells)
+    sample = replace(NumberSample.of(1, 0, np.arange(len(cells)), cells), num_rows=num_rows)
     return fit_numbers(FeaturesSpec.model_validate(features), ["x"], sample, may_add=may_add)
 
 
@@ -102,6 +103,14 @@ def test_auto_takes_the_logarithm_of_amounts_with_a_long_tail(values, transform)
     got = fitted(values).encode(np.array([values], np.float32).T)
     assert abs(got.mean()) < 0.2
     assert 0.4 < got.std() < 1.2
+
+
+def test_auto_splits_a_column_into_buckets_where_training_rows_are_few():
+    values = [float(value) for value in range(100)]
+    few, many = fitted(values, num_rows=MAX_SPLIT_ROWS), fitted(values, num_rows=MAX_SPLIT_ROWS + 1)
+    assert few.names == tuple(f"x_bin_{number}" for number in range(1, 17))
+    assert "with more than 262,144 training rows standardize" in few.codes[0].describe()
+    assert many.names == fitted(values, num_rows=100, may_add=False).names == ("x",)
 
 
 def test_a_missing_number_is_the_mean_and_has_a_flag():
