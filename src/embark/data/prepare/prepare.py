@@ -28,7 +28,7 @@ from embark.data.prepare.splits import (
     time_split_record,
 )
 from embark.data.prepare.statistics_count import time_bins
-from embark.data.prepare.tasks import PREPARING, Journal, Kind, Preparation, Task, open_reader
+from embark.data.prepare.tasks import PREPARING, Journal, Kind, Preparation, Task, differences, open_reader, shown
 from embark.data.prepared.cache import local_folder
 from embark.data.prepared.manifest import (
     EARLIER,
@@ -447,12 +447,9 @@ def _complete_already(out: Path, settings: dict[str, Any]) -> Manifest | None:
     manifest = Manifest.from_text(path.read_text(), str(path))
     was = {key: value for key, value in manifest.settings.items() if key not in ("id_maps", TIME_SPLIT, NUMBERS)}
     if was != _without_files(settings) or _versions(manifest.sources) != _versions(settings["files"]):
-        tables = [", ".join(f"{one['kind']} table {one['name']}#{one['version']}" for one in some.get(TABLES, ()))
-                  for some in (was, settings)]
+        differing = differences(was, _without_files(settings))
         raise UserError(f"{out}: holds data that was prepared from other files or with other settings"
-                        + (f": {tables[0] or 'no table'} then, {tables[1] or 'none'} now" if tables[0] != tables[1]
-                           else ""),
-                        fix="--fresh removes it and starts over, or set another data.path")
+                        + shown(differing), fix="--fresh removes it and starts over, or set another data.path")
     return manifest
 
 

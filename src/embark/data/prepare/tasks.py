@@ -400,8 +400,7 @@ class Journal:
             raise UserError(f"{path}: is damaged: {to_one_line(error)[:200]}",
                             fix="--fresh starts the preparation over") from None
         if differing:
-            shown = shortlist([f"{path} was {was!r:.60}, is {now!r:.60}" for path, was, now in differing], 5)
-            raise UserError(f"{self.directory.parent}: holds another, unfinished preparation: {shown}",
+            raise UserError(f"{self.directory.parent}: holds another, unfinished preparation{shown(differing)}",
                             fix="--fresh starts over, or set another data.path")
 
     def read(self, name: str) -> dict[str, Any] | None:
@@ -426,6 +425,12 @@ class Journal:
 
 def _checksum(record: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(record).encode()).hexdigest()
+
+
+def shown(differing: Sequence[tuple[str, Any, Any]]) -> str:
+    """Return the end of a sentence about differences; empty if there are none."""
+    said = shortlist([f"{path} was {was!r:.60}, is {now!r:.60}" for path, was, now in differing], 5)
+    return f": {said}" if differing else ""
 
 
 def differences(was: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]]:
