@@ -88,8 +88,10 @@ class PrepareSpec(Section):
     """`[data.prepare]`: what `embark data prepare` reads, and how. The output goes to `data.path`."""
 
     input: Annotated[str, Field(min_length=1)] | Names = ()
-    """Files to read: a path, a glob or a list of them, local or `s3://`, `gs://`, `az://`; `.gz` too. Relative
-    paths go by the spec's own folder; given with `--set`, by the current directory."""
+    """Files to read: a path, a glob or a list of them, local or `s3://`, `gs://`, `az://`; `.gz` too. A folder is its
+    data files, its folders `column=value` of Parquet files, or a Delta table (`clicks`, `clicks#version=12`).
+    An Iceberg table is `iceberg://CATALOG/NAMESPACE.TABLE` or a metadata file, with `#snapshot=NUMBER` or `#ref=NAME`.
+    Relative paths go by the spec's own folder; given with `--set`, by the current directory."""
     format: Literal["auto", "criteo", "csv", "jsonl", "parquet"] = "auto"
     """`criteo`: label, 13 integers, 26 hexadecimal ids, tab-separated, no header. `csv`: any delimited text.
     `jsonl`: JSON Lines, one object per line."""
@@ -178,7 +180,7 @@ class DataSpec(Section):
     code: str = Field(default="", max_length=1_000_000)
     """The text of that file, which travels with the spec; read from the file if empty."""
     path: str = ""
-    """`columns`: the file, or a folder or glob of Parquet files. `prepared`: the folder, or its `s3://…` URI.
+    """`columns`: the file, or what else `data.prepare.input` may name. `prepared`: the folder, or its `s3://…` URI.
     For your own code: what it makes of it, or nothing. A relative path goes by the spec's own folder; given with
     `--set`, by the current directory."""
     label: str = "label"

@@ -94,3 +94,40 @@ def test_a_missing_file_of_a_bucket_is_reported_with_those_there(bucket):
     assert "raw/day_0.gz" in caught.value.fix
     with pytest.raises(DataError, match="names no bucket"):
         open_inputs("s3:///raw/x.csv")
+
+
+def table_of_users() -> pa.Table:
+    return pa.table({"label": [0, 1] * 500, "user": [f"u{i % 40}" for i in range(1_000)],
+                     "country": ["NO", "FR", "a b", "DE"] * 250})
+
+
+def test_partitions_and_delta_tables_read_as_from_a_disk(bucket, tmp_path):
+    deltalake = pytest.importorskip("deltalake")
+    rows = table_of_users()
+    pq.write_to_dataset(rows, tmp_path / "hive", ["country"], basename_template="part-{i}.parquet")
+    for path in sorted((tmp_path / "hive").rglob("*.parquet")):
+        open_store(bucket).write(str(path.relative_to(tmp_path)), path)
+    expected = rows_of(str(tmp_path / "hive"))
+    assert len(expected) == 1_000
+    assert rows_of(f"{bucket}/hive") == expected
+    assert rows_of(f"{bucket}/hive/country=NO/*.parquet") == rows_of(str(tmp_path / "hive/country=NO/*.parquet"))
+    deltalake.write_deltalake(f"{bucket}/delta", rows, partition_by=["country"],
+                              storage_options={"allow_http": "true"})
+    deltalake.DeltaTable(f"{bucket}/delta", storage_options={"allow_http": "true"}).delete("country = 'FR'")
+    assert sorted(rows_of(f"{bucket}/delta#version=0")) == sorted(expected)
+    assert len(rows_of(f"{bucket}/delta")) == 750
+    with pytest.raises(DataError, match="within the table"):
+        rows_of(f"{bucket}/delta/*/*.parquet")
+
+
+def test_an_iceberg_table_reads_as_from_a_disk(bucket, s3_emulator, tmp_path):
+    sql = pytest.importorskip("pyiceberg.catalog.sql")
+    catalog = sql.SqlCatalog("shop", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=bucket, **{
+        "s3.endpoint": s3_emulator.env["AWS_ENDPOINT_URL"], "s3.region": "us-east-1"})
+    catalog.create_namespace("logs")
+    table = catalog.create_table("logs.clicks", schema=table_of_users().schema)
+    table.append(table_of_users())
+    table.delete("country = 'FR'")
+    first = table.snapshots()[0].snapshot_id
+    assert len(rows_of(table.metadata_location)) == 750
+    assert len(rows_of(f"{table.metadata_location}#snapshot={first}")) == 1_000

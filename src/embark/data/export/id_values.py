@@ -26,6 +26,7 @@ from embark.data.prepare.later_rows import PreparedWith
 from embark.data.prepare.tasks import open_reader
 from embark.data.prepared import MANIFEST, Manifest
 from embark.data.prepared.cache import find_manifest, local_folder, read_manifest
+from embark.data.prepared.manifest import SHARED
 from embark.data.prepared.parts import iter_blocks
 from embark.errors import DataError, EmbarkError
 from embark.features.arrays import Array, Int64s
@@ -153,13 +154,16 @@ class _Words(RowParser):
     def __init__(self, before: PreparedWith, maps: dict[str, IdMap]) -> None:
         super().__init__(before.schema, before.prepare)
         self._before, self._maps = before, maps
+        shared = before.manifest.settings.get(SHARED, {})
+        self._sharing = {name: [one for one in before.schema.sparse
+                                if shared.get(one.name, one.name) == shared.get(name, name)] for name in maps}
         self._is_found = {name: np.zeros(one.feature.rows, np.bool_) for name, one in maps.items()}
         self._found: dict[str, list[tuple[Array, Any]]] = {name: [] for name in maps}
         self._why = ""
 
     @property
     def columns(self) -> list[str]:
-        return list(dict.fromkeys(one.column.source for one in self._maps.values()))
+        return list(dict.fromkeys(column.source for columns in self._sharing.values() for column in columns))
 
     def read(self) -> None:
         """Read the raw files until every id has its word."""
@@ -180,13 +184,14 @@ class _Words(RowParser):
 
     def parse(self, column: Callable[[str], Any], location: Location, where: str) -> RawRows:
         for name, one in self._maps.items():
-            words = self._cells.words(column(one.column.source), one.column)
             assert one.keys is not None
-            ids = look_up(hash_bytes(words), one.keys, np.asarray(one.ids, np.int64))
-            is_new = (ids > 0) & ~self._is_found[name][ids]
-            if is_new.any():
-                self._is_found[name][ids[is_new]] = True
-                self._found[name].append((ids[is_new], words.filter(pa.array(is_new))))
+            for sharing in self._sharing[name]:
+                words = self._cells.words(column(sharing.source), sharing)
+                ids = look_up(hash_bytes(words), one.keys, np.asarray(one.ids, np.int64))
+                is_new = (ids > 0) & ~self._is_found[name][ids]
+                if is_new.any():
+                    self._is_found[name][ids[is_new]] = True
+                    self._found[name].append((ids[is_new], words.filter(pa.array(is_new))))
         none = np.zeros(0, np.int64)
         return RawRows(none, none.astype(np.float32), np.zeros((0, 0), np.float32), (), (), ())
 

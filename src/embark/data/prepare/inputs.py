@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from embark.data.prepare.lake_tables import LakeTable
 
 _WILD = re.compile(r"[*?[]")
-_TABLE = re.compile(r"(?P<uri>.+)#(?P<version>(?:version|snapshot|ref)=[^:]+)(?::(?P<path>.+))?")
+_TABLE = re.compile(r"(.+)#(version=\d+|snapshot=\d+(?:,schema=\d+)?|ref=[^:]+)(:.+)?")
 _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _MAX_NAMED = 5
 
@@ -47,15 +47,11 @@ class InputFile:
     size_bytes: int
     changed: str = ""  # Distinguishes this content from another under the same name.
     table: TableVersion | None = None  # The table that it is a file of.
+    constants: tuple[tuple[str, Any], ...] = ()  # Values of all its rows, by column: text, or of a table Arrow scalars.
 
     @property
     def name(self) -> str:
         return self.uri.rsplit("/", 1)[-1]
-
-    @property
-    def path_in_table(self) -> str:
-        found = _TABLE.fullmatch(self.uri)
-        return found["path"] if found else ""
 
 
 def tables_of(files: Iterable[InputFile]) -> list[TableVersion]:
@@ -83,7 +79,7 @@ class Inputs:
     root: str = field(default_factory=os.getcwd)  # What a path is relative to: a worker process may start elsewhere.
     sizes: dict[str, int] = field(default_factory=dict)  # Bytes of the remote files that were found.
     _stores: dict[str, ObjectStore] = field(default_factory=dict, repr=False, compare=False)
-    _tables: dict[str, LakeTable] = field(default_factory=dict, repr=False, compare=False)
+    _tables: dict[tuple[str, str], LakeTable] = field(default_factory=dict, repr=False, compare=False)
 
     def find(self, pattern: str) -> list[InputFile]:
         """Find the files that a path or a glob (`**` crosses folders) means, sorted; a folder means the data files in
@@ -92,11 +88,8 @@ class Inputs:
         path, version, file = named.groups() if named else (pattern, "", None)
         if path.startswith("file://"):
             path = unquote(urlsplit(path).path)
-        if named or path.startswith("iceberg://") or path.endswith(".metadata.json"):
-            files = self._table(path, version).files
-            if file and file not in files:
-                raise DataError(f"{pattern}: the table has no such file", fix="name the table alone")
-            return [files[file]] if file else list(files.values())
+        if named or is_iceberg(path):
+            return self._of_table(path, version, file or "")
         if _is_remote(path):
             return self._find_remote(path)
         target = self._absolute(path)
@@ -104,7 +97,7 @@ class Inputs:
         if target.is_dir():
             folder, names = path.rstrip("/"), sorted(_walk(target))
             if _is_delta(folder, names):
-                return list(self._table(folder, "").files.values())
+                return self._of_table(folder)
             found = [f"{folder}/{name}" for name in _data_files(folder, names)]
         elif not target.is_file():
             matched = glob.glob(os.path.expanduser(path), root_dir=self.root, recursive=True)
@@ -114,25 +107,29 @@ class Inputs:
             folder = path[: path.rfind("/") + 1]
             raise _not_found(pattern, [folder + p.name for p in beside], looked_in=str(target.parent))
         for above in dict.fromkeys(parent for name in found for parent in self._absolute(name).parents):
-            if (above / "_delta_log").is_dir():
+            if any((*above.glob("_delta_log"), *above.glob("metadata/*.metadata.json"))):
                 raise _inside_table(pattern, str(above))
-            if above.name == "data" and any(above.with_name("metadata").glob("*.metadata.json")):
-                raise _inside_table(pattern, str(above.parent))
         return [self._file(name) for name in found]
 
     def table_of(self, file: InputFile) -> LakeTable:
         """Return the table that a file belongs to."""
-        found = _TABLE.fullmatch(file.uri)
-        assert found is not None
-        return self._table(found["uri"], found["version"])
+        uri, version, _ = _TABLE.fullmatch(file.uri).groups()  # type: ignore[union-attr]
+        return self._table(uri, version)
+
+    def _of_table(self, uri: str, version: str = "", file: str = "") -> list[InputFile]:
+        table = self._table(uri.rstrip("/"), version)
+        found = [one for one in table.files.values() if one.uri.endswith(file)]
+        if not found:
+            raise DataError(f"{uri}{file}: the {table.version} has no rows", fix="name another version of the table")
+        return found
 
     def _table(self, uri: str, version: str) -> LakeTable:
-        if f"{uri}#{version}" not in self._tables:
+        if (uri, version) not in self._tables:
             from embark.data.prepare.lake_tables import open_table
 
             table = open_table(self, uri, version)
-            self._tables[f"{uri}#{version}"] = self._tables[f"{uri}#{table.version.version}"] = table
-        return self._tables[f"{uri}#{version}"]
+            self._tables[uri, version] = self._tables[uri, table.version.version] = table
+        return self._tables[uri, version]
 
     def read(self, uri: str, start: int, num_bytes: int) -> bytes:
         """Read bytes of a file; fewer at its end."""
@@ -168,16 +165,15 @@ class Inputs:
             found = [path]
         else:
             names = [p.removeprefix(inside) for p in entries if p.startswith(inside)]
-            if _is_delta(pattern.rstrip("/"), names):
-                return list(self._table(pattern.rstrip("/"), "").files.values())
+            if _is_delta(pattern, names):
+                return self._of_table(pattern)
             found = [inside + name for name in _data_files(pattern, names)] if names else []
         tables = {p.partition("_delta_log/")[0] for p in entries if "_delta_log/" in p}
         if table := next((one for one in tables if any(p.startswith(one) for p in found)), None):
             raise _inside_table(pattern, f"{bucket}/{table}".rstrip("/"))
         if not found:
             raise _not_found(pattern, [f"{bucket}/{p}" for p in entries])
-        files = [InputFile(f"{bucket}/{p}", entries[p].size_bytes, changed=str(entries[p].modified_s or ""))
-                 for p in sorted(found)]
+        files = [_file(f"{bucket}/{p}", entries[p].size_bytes, entries[p].modified_s or "") for p in sorted(found)]
         self.sizes.update((file.uri, file.size_bytes) for file in files)
         return files
 
@@ -194,7 +190,7 @@ class Inputs:
             found = self._absolute(path).stat()
         except OSError as error:
             raise explain_data(error, path) from error
-        return InputFile(path, found.st_size, changed=str(found.st_mtime_ns))
+        return _file(path, found.st_size, found.st_mtime_ns)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Inputs, (self.root, self.sizes)
@@ -240,47 +236,47 @@ def _walk(folder: Path, above: str = "") -> Iterator[str]:
             yield name
         elif "=" in path.name or path.name in ("_delta_log", "metadata"):
             yield from _walk(path, f"{name}/")
-        elif (path / "_delta_log").is_dir():
-            yield f"{name}/_delta_log/"
 
 
 def _is_delta(folder: str, names: Sequence[str]) -> bool:
     """Tell whether a folder of these files is a Delta table; that of an Iceberg table is refused."""
-    is_delta = any(name.startswith("_delta_log/") for name in names)
-    metadata = [name for name in names if re.fullmatch(r"metadata/.*\.metadata\.json", name)]
-    if not metadata:
-        return is_delta
-    newest = max(metadata, key=lambda name: int("0" + "".join(re.findall(r"/v?(\d+)", name))))
-    also = f", or as a Delta table: {folder}#version=NUMBER" if is_delta else ""
-    raise DataError(f"{folder}: is the folder of an Iceberg table, of which a catalog knows the current state",
-                    fix=f"name the table, iceberg://CATALOG/NAMESPACE.TABLE, or a state: {folder}/{newest}{also}")
+    if any(name.startswith("metadata/") and name.endswith(".metadata.json") for name in names):
+        raise DataError(f"{folder}: is the folder of an Iceberg table, whose catalog knows the current metadata file",
+                        fix=f"name iceberg://CATALOG/NAMESPACE.TABLE, or one of {folder}/metadata/*.metadata.json; as "
+                            f"a Delta table, if it is one too: {folder}#version=NUMBER")
+    return any(name.startswith("_delta_log/") for name in names)
 
 
 def _data_files(folder: str, names: Iterable[str]) -> list[str]:
     """Select the files of a folder that hold rows: its Parquet files if there are any, in folders `column=value` too,
     else all but markers."""
-    names = list(names)
     some = [name for name in names if _is_data(name)]
     direct = [name for name in some if "/" not in name]
     parquet = [name for name in some if name.lower().endswith((".parquet", ".pq"))
                and all("=" in part for part in name.split("/")[:-1])]
-    partitions = {", ".join(partitions_of(name)) or "none" for name in parquet}
+    partitions = {", ".join(dict(_partitions_of(name))) or "none" for name in parquet}
     if len(partitions) > 1:
         raise DataError(f"{folder}: its Parquet files have different partition columns: "
                         + shortlist([f"({one})" for one in sorted(partitions)], _MAX_NAMED),
                         fix="name the folder, or the glob, of one data set")
     if not (parquet or direct):
-        tables = [name.removesuffix("/_delta_log/") for name in names if name.endswith("/_delta_log/")]
-        what = f"tables, and no data files of its own: {shortlist(tables, _MAX_NAMED)}" if tables else "no data files"
-        raise DataError(f"{folder}: the folder holds {what}",
-                        fix="name one of them" if tables else "name the files, or a glob of them")
+        raise DataError(f"{folder}: the folder holds no data files", fix="name the files, or a glob of them")
     return parquet or direct
 
 
-def partitions_of(uri: str) -> dict[str, str | None]:
-    """Return the columns that the folders of a Parquet file give it: `dt=2026-01-01/part.parquet`."""
-    pairs = [part.partition("=")[::2] for part in uri.split("/")[:-1] if "=" in part.lstrip("=")]
-    return {unquote(name): None if value == _NO_VALUE else unquote(value) for name, value in pairs}
+def _partitions_of(uri: str) -> tuple[tuple[str, str | None], ...]:
+    """Return the columns that the folders of a file give it: `dt=2026-01-01/part.parquet`."""
+    pairs = (unquote(part).partition("=") for part in uri.split("/")[:-1] if "=" in part[1:])
+    return tuple((name, None if value == _NO_VALUE else value) for name, _, value in pairs)
+
+
+def _file(uri: str, size_bytes: int, changed: object) -> InputFile:
+    return InputFile(uri, size_bytes, str(changed), constants=_partitions_of(uri))
+
+
+def is_iceberg(uri: str) -> bool:
+    """Tell whether this names a table of a catalog, or a metadata file."""
+    return uri.startswith("iceberg://") or uri.endswith(".metadata.json")
 
 
 def _inside_table(pattern: str, table: str) -> DataError:

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack, suppress
 from typing import Any, Self
 
@@ -88,8 +88,7 @@ class Journal:
             raise UserError(f"{self._store.where(path)}: is damaged: {to_one_line(error)[:200]}",
                             fix="--fresh starts the preparation over") from None
         if differing:
-            shown = shortlist([f"{path} was {was!r:.60}, is {now!r:.60}" for path, was, now in differing], 5)
-            raise UserError(f"{self._store.uri}: holds another, unfinished preparation: {shown}",
+            raise UserError(f"{self._store.uri}: holds another, unfinished preparation{shown(differing)}",
                             fix="--fresh starts over, or set another data.path")
 
     def read(self, name: str) -> dict[str, Any] | None:
@@ -149,3 +148,9 @@ def differences(was: Any, now: Any, path: str = "") -> list[tuple[str, Any, Any]
     if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
         return [d for i, (a, b) in enumerate(zip(was, now, strict=True)) for d in differences(a, b, f"{path}[{i}]")]
     return [] if was == now else [(path, was, now)]
+
+
+def shown(differing: Sequence[tuple[str, Any, Any]]) -> str:
+    """Return the end of a sentence about differences; empty if there are none."""
+    said = shortlist([f"{path} was {was!r:.60}, is {now!r:.60}" for path, was, now in differing], 5)
+    return f": {said}" if differing else ""

@@ -3,8 +3,9 @@ of the formats read logs, snapshots and deletes; pyarrow reads the files."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -16,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 
-from embark.data.prepare.inputs import InputFile, Inputs, TableVersion
+from embark.data.prepare.inputs import InputFile, Inputs, TableVersion, is_iceberg
 from embark.data.prepare.parquet_view import FileView, open_parquet
 from embark.errors import DataError, EmbarkError, MissingPackage
 from embark.features.arrays import Int64s
@@ -24,40 +25,29 @@ from embark.formatting import redact, shortlist, to_one_line
 
 _DELTA_FEATURES = frozenset({
     "columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint",
-    "vacuumProtocolCheck", "variantType", "variantType-preview"})
-"""What tables may use; columns of the type variant are structures, which are not read."""
-_FIELD_ID = b"PARQUET:field_id"
+    "vacuumProtocolCheck", "variantType", "variantType-preview"})  # Variants are structures, which are not read.
+_S3_SETTINGS = {"s3.endpoint": "AWS_ENDPOINT_URL", "s3.region": "AWS_REGION"}  # Which pyarrow does not look for.
 
 
 class LakeTable(Protocol):
     """One version of a table."""
 
     version: TableVersion
-    files: dict[str, InputFile]  # By their paths.
+    files: dict[str, InputFile]  # By their URIs.
 
-    def partition_of(self, path: str) -> Mapping[str, Any]:
-        """Return values that all rows of a file have, if they are known without a look into it."""
-
-    def view(self, inputs: Inputs, path: str) -> FileView: ...
+    def view(self, inputs: Inputs, file: InputFile) -> FileView: ...
 
 
 def open_table(inputs: Inputs, uri: str, said: str) -> LakeTable:
     """Open the table at `uri` in the version that `said` names, such as `version=3`, or the newest."""
-    options = dict(one.partition("=")[::2] for one in said.split(",")) if said else {}
-    known = {"version"} if not is_iceberg(uri) else {"snapshot", "schema"} if "snapshot" in options else {"ref"}
-    wrong = {*options} - known or {name for name, value in options.items() if name != "ref" and not value.isdigit()}
-    if wrong:
-        raise DataError(f"{uri}#{said}: names no version of the table",
-                        fix="#snapshot=NUMBER, or #ref=NAME for a branch or tag" if is_iceberg(uri) else
-                        "#version=NUMBER; an Iceberg table is named by its catalog or metadata file")
+    options = dict(one.partition("=")[::2] for one in said.split(",") if one)
+    if said and is_iceberg(uri) == ("version" in options):
+        raise DataError(f"{uri}#{said}: does not name a version of this table",
+                        fix="#version=NUMBER for Delta; for Iceberg #snapshot=NUMBER or #ref=NAME behind "
+                            "iceberg://CATALOG/NAMESPACE.TABLE or a metadata file")
+    where = inputs.local_path(uri) or uri
     with _explained(uri):
-        where = inputs.local_path(uri) or uri
         return _Iceberg(uri, where, options) if is_iceberg(uri) else _Delta(uri, where, options)
-
-
-def is_iceberg(uri: str) -> bool:
-    """Tell whether this names a table of a catalog, or a metadata file."""
-    return uri.startswith("iceberg://") or uri.endswith(".metadata.json")
 
 
 @contextmanager
@@ -72,16 +62,9 @@ def _explained(uri: str) -> Iterator[None]:
         raise MissingPackage(f"{uri}: needs {error.name}, which reads {kind.title()} tables and is not installed",
                              fix=f"pip install 'embark-rec[{kind}]'") from None
     except Exception as error:
-        raise DataError(f"{uri}: the table cannot be read: {redact(to_one_line(error))[:300] or type(error).__name__}",
-                        fix="check its name, the version and the rights to read it" + (
-                            ", and the catalog in ~/.pyiceberg.yaml or PYICEBERG_CATALOG__NAME__URI"
-                            if uri.startswith("iceberg://") else "")) from error
-
-
-def _input_files(uri: str, version: TableVersion, sizes: Mapping[str, int]) -> dict[str, InputFile]:
-    if not sizes:
-        raise DataError(f"{uri}: the {version} has no rows", fix="name another version, or write rows to it")
-    return {path: InputFile(f"{uri}#{version.version}:{path}", sizes[path], table=version) for path in sorted(sizes)}
+        raise DataError(f"{uri}: the table cannot be read: {redact(to_one_line(error))[:300]}",
+                        fix="check its name, its version, your rights and, for iceberg://CATALOG, the catalog in "
+                            "~/.pyiceberg.yaml or PYICEBERG_CATALOG__NAME__URI") from error
 
 
 class _Delta:
@@ -92,59 +75,46 @@ class _Delta:
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
 
-        version = int(options["version"]) if options else None
         opened = partial(DeltaTable, where, storage_options={"allow_http": "true"} if "://" in where else None)
+        version = int(options["version"]) if options else None
         try:
             table = opened(version=version)
-        except (DeltaError, OSError):
-            newest = None
-            with suppress(DeltaError, OSError):
-                newest = opened().version() if version is not None else None
-            if newest is None:
+        except DeltaError:
+            if version is None:
                 raise
             raise DataError(f"{uri}: the Delta table has no version {version} that can be read",
-                            fix=f"its newest is #version={newest}; older ones may have been cleaned up") from None
-        protocol = table.protocol()
+                            fix=f"its newest is #version={opened().version()}; old ones may have been cleaned up"
+                            ) from None
+        protocol, about = table.protocol(), table.metadata()
         features = protocol.reader_features or ["columnMapping"][: protocol.min_reader_version - 1]
-        if unknown := sorted({*features} - _DELTA_FEATURES):
+        mapping = about.configuration.get("delta.columnMapping.mode") if "columnMapping" in features else None
+        if unknown := [*({*features} - _DELTA_FEATURES), *(["columnMapping by id"] if mapping == "id" else [])]:
             raise DataError(f"{uri}: the Delta table uses {shortlist(unknown, 5)}, which is not read",
                             fix="write a copy of it without, or export it as Parquet")
-        about, self._uri = table.metadata(), uri
-        self._mapping = about.configuration.get("delta.columnMapping.mode") if "columnMapping" in features else ""
-        name = uri.rstrip("/").rpartition("/")[2]
+        name = uri.rpartition("/")[2]
         self.version = TableVersion("Delta", name, str(about.id), f"version={table.version()}")
         self._types = {one.name: one.type for one in pa.schema(table.schema().to_arrow())}
-        self._metadata = {one.name: one.metadata for one in table.schema().fields}
-        actions = pa.table(table.get_add_actions(flatten=True)).to_pydict() if table.count() else {"path": []}
-        if foreign := next((path for path in actions["path"] if "://" in path or path.startswith("/")), ""):
-            raise DataError(f"{uri}: is a shallow clone, with files elsewhere: {foreign}", fix="name the original")
-        self.files = _input_files(uri, self.version, dict(zip(map(unquote, actions["path"]), actions["size_bytes"],
-                                                              strict=True)))
-        self._partitions = {
-            unquote(path): {name: pa.scalar(actions[f"partition.{name}"][row], self._types[name])
-                            for name in about.partition_columns} for row, path in enumerate(actions["path"])}
-        self._deleted: dict[str, Int64s] = {}
-        if "deletionVectors" in features:
-            for batch in table.deletion_vectors():
-                rows = pa.record_batch(batch).to_pydict()
-                for at, mask in zip(rows["filepath"], rows["selection_vector"], strict=True):
-                    self._deleted[unquote(at.removeprefix(table.table_uri))] = np.flatnonzero(~np.array(mask))
+        self._names = {one.name: one.metadata["delta.columnMapping.physicalName"] if mapping else one.name
+                       for one in table.schema().fields}
+        self.files: dict[str, InputFile] = {}
+        self._paths: dict[str, str] = {}  # By URI, as the log has them.
+        for file in sorted(pa.table(table.get_add_actions(flatten=True)).to_pylist(), key=lambda one: str(one["path"])):
+            key = f"{uri}#{self.version.version}:{unquote(file['path'])}"
+            self._paths[key] = file["path"]
+            self.files[key] = InputFile(key, file["size_bytes"], table=self.version, constants=tuple(
+                (one, pa.scalar(file[f"partition.{one}"], self._types[one])) for one in about.partition_columns))
+        self._uri, self._deleted = uri, dict[str, Int64s]()
+        for batch in table.deletion_vectors() if "deletionVectors" in features else ():
+            for one in pa.record_batch(batch).to_pylist():
+                self._deleted[one["filepath"].removeprefix(table.table_uri)] = np.flatnonzero(
+                    ~np.array(one["selection_vector"]))
 
-    def partition_of(self, path: str) -> Mapping[str, Any]:
-        return self._partitions[path]
-
-    def view(self, inputs: Inputs, path: str) -> FileView:
-        plain = f"{self._uri.rstrip('/')}/{path}"
-        parquet = open_parquet(inputs, InputFile(plain, self.files[path].size_bytes))
-        has, constants = parquet.schema_arrow, self._partitions[path]
-        ids = {(one.metadata or {}).get(_FIELD_ID, b"").decode(): one.name for one in has}
-        stored: dict[str, str] = {}
-        for name in self._types:
-            said = self._metadata[name]
-            found = ids.get(str(said.get("delta.columnMapping.id"))) if self._mapping == "id" else \
-                said.get("delta.columnMapping.physicalName", name) if self._mapping == "name" else name
-            if found and found in has.names and name not in constants:
-                stored[name] = found
+    def view(self, inputs: Inputs, file: InputFile) -> FileView:
+        path, constants = self._paths[file.uri], dict(file.constants)
+        plain = f"{self._uri}/{unquote(path)}"
+        parquet = open_parquet(inputs, InputFile(plain, file.size_bytes))
+        stored = {name: found for name, found in self._names.items()
+                  if found in parquet.schema_arrow.names and name not in constants}
         if not stored and len(constants) < len(self._types):
             raise DataError(f"{plain}: has none of the table's columns", fix="check the table with what wrote it")
         deleted = self._deleted.get(path)
@@ -160,63 +130,59 @@ class _Iceberg:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
         from pyiceberg.table import StaticTable
 
-        if uri.startswith("iceberg://"):
-            catalog, _, name = uri.removeprefix("iceberg://").partition("/")
-            self._table = load_catalog(catalog).load_table(name)
-        else:
-            self._table = StaticTable.from_metadata(where)
-            name = self._table.location().rstrip("/").rpartition("/")[2]
-        table = self._table
-        if wanted := options.get("snapshot"):
-            snapshot = table.snapshot_by_id(int(wanted))
-        else:
-            snapshot = table.snapshot_by_name(options["ref"]) if "ref" in options else table.current_snapshot()
+        catalog, _, name = uri.removeprefix("iceberg://").partition("/")
+        self._table = table = load_catalog(catalog).load_table(name) if uri.startswith("iceberg://") else \
+            StaticTable.from_metadata(where, {
+                key: os.environ[name] for key, name in _S3_SETTINGS.items() if name in os.environ})
+        snapshot = table.current_snapshot()
+        if options:
+            snapshot = table.snapshot_by_name(options["ref"]) if "ref" in options else \
+                table.snapshot_by_id(int(options["snapshot"]))
         if snapshot is None:
-            known = [f"#snapshot={one.snapshot_id}" for one in table.snapshots()[::-1]]
-            raise DataError(f"{uri}: the Iceberg table has no " + ", ".join(map("=".join, options.items()) or ["rows"]),
-                            fix="it has " + shortlist([*known, *(f"#ref={ref}" for ref in table.refs())], 6)
-                            if known else "write rows to it")
-        own = table.metadata.current_schema_id if snapshot.schema_id is None else snapshot.schema_id
-        schema_id = int(options.get("schema", own if options else table.metadata.current_schema_id))
+            known = [*(f"#ref={ref}" for ref in table.refs()),
+                     *(f"#snapshot={one.snapshot_id}" for one in table.snapshots()[::-1])]
+            raise DataError(f"{uri}: the Iceberg table has no {'='.join(*options.items()) if options else 'rows'}",
+                            fix=f"it has {shortlist(known, 6)}" if known else "write rows to it")
+        newest, number = table.metadata.current_schema_id, snapshot.snapshot_id
+        own = newest if snapshot.schema_id is None else snapshot.schema_id
+        schema_id = int(options.get("schema", own if options else newest))
         self._schema = table.schemas()[schema_id]
-        self.version = TableVersion("Iceberg", name, str(table.metadata.table_uuid), f"snapshot={snapshot.snapshot_id}"
-                                    + (f",schema={schema_id}" if schema_id != own else ""))
+        location = table.location().rstrip("/")
+        self.version = TableVersion("Iceberg", location.rpartition("/")[2], str(table.metadata.table_uuid),
+                                    f"snapshot={number}" + (f",schema={schema_id}" if schema_id != own else ""))
         self._types = {one.name: one.type for one in schema_to_pyarrow(self._schema, include_field_ids=False)}
-        tasks = list(table.scan(snapshot_id=snapshot.snapshot_id).plan_files())
-        if other := next((one.file for one in tasks if one.file.file_format.name != "PARQUET"), None):
-            raise DataError(f"{other.file_path}: is a file of {other.file_format.name}, which is not read",
-                            fix="rewrite the table's files as Parquet")
-        folder = f"{table.location().rstrip('/')}/"
-        self._tasks = {one.file.file_path.removeprefix(folder).rpartition("://")[2]: one for one in tasks}
-        self.files = _input_files(uri, self.version, {
-            path: one.file.file_size_in_bytes for path, one in self._tasks.items()})
+        self.files: dict[str, InputFile] = {}
+        self._tasks: dict[str, Any] = {}
+        for task in sorted(table.scan(snapshot_id=number).plan_files(), key=lambda one: str(one.file.file_path)):
+            path, kind = task.file.file_path, task.file.file_format.name
+            if kind != "PARQUET":
+                raise DataError(f"{path}: is a file of {kind}, which is not read", fix="rewrite the table as Parquet")
+            key = f"{uri}#{self.version.version}:" + path.removeprefix(f"{location}/").rpartition("://")[2]
+            self._tasks[key] = task
+            self.files[key] = InputFile(key, task.file.file_size_in_bytes, table=self.version)
 
-    def partition_of(self, path: str) -> Mapping[str, Any]:
-        return {}  # They are in most files too, and if not, a look into the file tells.
-
-    def view(self, inputs: Inputs, path: str) -> FileView:
-        with _explained(path):
+    def view(self, inputs: Inputs, file: InputFile) -> FileView:
+        with _explained(file.uri):
             from pyiceberg.io.pyarrow import pyarrow_to_schema
             from pyiceberg.transforms import IdentityTransform
 
-            task, table = self._tasks[path], self._table
+            task, table = self._tasks[file.uri], self._table
             parquet = ParquetFile(table.io.new_input(task.file.file_path).open(), pre_buffer=False)
             fields = pyarrow_to_schema(parquet.schema_arrow, table.name_mapping(), downcast_ns_timestamp_to_us=True)
             names = {one.field_id: one.name for one in fields.fields}
-            values = {part.source_id: task.file.partition[position]
-                      for position, part in enumerate(table.specs()[task.file.spec_id].fields)
-                      if isinstance(part.transform, IdentityTransform)}
+            values = {one.field_id: one.initial_default for one in self._schema.fields}
+            values |= {part.source_id: value for part, value in zip(
+                table.specs()[task.file.spec_id].fields, task.file.partition, strict=True)
+                if isinstance(part.transform, IdentityTransform) and value is not None}
             stored, constants = {}, {}
             for one in self._schema.fields:
-                value = values.get(one.field_id)
-                value = one.initial_default if value is None else value
                 if one.field_id in names:
                     stored[one.name] = names[one.field_id]
-                elif value is not None:
-                    constants[one.name] = pa.scalar(value, self._types[one.name])
-                elif one.required:
-                    raise DataError(f"{path}: has no column {one.name!r}, which the table requires",
-                                    fix="rewrite the file by the engine that wrote it")
+                elif one.required and values[one.field_id] is None:
+                    raise DataError(f"{file.uri}: has no column {one.name!r}, which the table requires",
+                                    fix="check the table with what wrote it")
+                else:
+                    constants[one.name] = pa.scalar(values[one.field_id], self._types[one.name])
             return FileView(parquet, stored, self._types, constants,
                             partial(self._deleted, task) if task.delete_files else None)
 
@@ -225,6 +191,5 @@ class _Iceberg:
         from pyiceberg.io.pyarrow import _read_deletes
 
         with _explained(task.file.file_path):
-            found = [_read_deletes(self._table.io, one).get(task.file.file_path) for one in task.delete_files]
-            return np.unique(np.concatenate([np.zeros(0, np.int64), *(
-                one.to_numpy().astype(np.int64) for one in found if one is not None)]))
+            found = (_read_deletes(self._table.io, one).get(task.file.file_path) for one in task.delete_files)
+            return np.concatenate([np.zeros(0, np.int64), *(one.to_numpy() for one in found if one is not None)])

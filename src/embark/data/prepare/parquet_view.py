@@ -16,10 +16,10 @@ import pyarrow as pa
 import pyarrow.types as types
 from pyarrow.parquet import ParquetFile
 
-from embark.data.prepare.inputs import InputFile, Inputs, partitions_of
+from embark.data.prepare.inputs import InputFile, Inputs
 from embark.errors import DataError, EmbarkError
 from embark.features.arrays import Int64s
-from embark.features.arrow.cells import is_list, is_text
+from embark.features.arrow.cells import is_list
 from embark.store.errors import explain_data
 
 _READ_BYTES = 1 << 20  # Bytes of a column that are read at a time.
@@ -61,9 +61,7 @@ class FileView:
         if name not in self.stored:
             return pa.repeat(self.constants.get(name, pa.scalar(None, kind)), batch.num_rows)
         array = batch.column(self.stored[name])
-        if kind is None or array.type == kind or is_text(kind) or (types.is_nested(kind) and not is_list(kind)):
-            return array
-        if is_list(kind) and (is_text(kind.value_type) or types.is_nested(kind.value_type)):
+        if kind is None or types.is_nested(kind.value_type if is_list(kind) else kind):
             return array
         return array.cast(kind, safe=not types.is_timestamp(kind))
 
@@ -72,21 +70,14 @@ class FileView:
 def open_view(inputs: Inputs, file: InputFile) -> Iterator[FileView]:
     """Open a file of a table, or one that stands for itself, whose folders may be named `column=value`."""
     if file.table:
-        view = inputs.table_of(file).view(inputs, file.path_in_table)
+        view = inputs.table_of(file).view(inputs, file)
     else:
         parquet = open_parquet(inputs, file)
         names = parquet.schema_arrow.names
         view = FileView(parquet, dict(zip(names, names, strict=True)), constants={
-            name: value for name, value in constants_of(inputs, file).items() if name not in names})
+            name: pa.scalar(value, pa.string()) for name, value in file.constants if name not in names})
     with view.parquet:
         yield view
-
-
-def constants_of(inputs: Inputs, file: InputFile) -> Mapping[str, Any]:
-    """Return the values, as Arrow scalars, that all rows of a file have by its folder or by its table's log."""
-    if file.table:
-        return inputs.table_of(file).partition_of(file.path_in_table)
-    return {name: pa.scalar(value, pa.string()) for name, value in partitions_of(file.uri).items()}
 
 
 def open_parquet(inputs: Inputs, file: InputFile) -> Any:

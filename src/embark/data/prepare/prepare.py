@@ -18,7 +18,7 @@ from embark.data.prepare.earlier_ids import EarlierIds, open_earlier
 from embark.data.prepare.guess import guess_schema
 from embark.data.prepare.id_numbering import IdFiles
 from embark.data.prepare.inputs import InputFile, Inputs, open_inputs, tables_of
-from embark.data.prepare.journal import PREPARING, Journal
+from embark.data.prepare.journal import PREPARING, Journal, differences, shown
 from embark.data.prepare.rows import BadRows, should_give_up
 from embark.data.prepare.splits import (
     check_splits,
@@ -488,12 +488,9 @@ def _complete_already(store: ObjectStore, settings: dict[str, Any]) -> Manifest 
     manifest = Manifest.from_text(text, store.where(MANIFEST))
     was = {key: value for key, value in manifest.settings.items() if key not in ("id_maps", TIME_SPLIT, NUMBERS)}
     if was != _without_files(settings) or _versions(manifest.sources) != _versions(settings["files"]):
-        tables = [", ".join(f"{one['kind']} table {one['name']}#{one['version']}" for one in some.get(TABLES, ()))
-                  for some in (was, settings)]
+        differing = differences(was, _without_files(settings))
         raise UserError(f"{store.uri}: holds data that was prepared from other files or with other settings"
-                        + (f": {tables[0] or 'no table'} then, {tables[1] or 'none'} now" if tables[0] != tables[1]
-                           else ""),
-                        fix="--fresh removes it and starts over, or set another data.path")
+                        + shown(differing), fix="--fresh removes it and starts over, or set another data.path")
     return manifest
 
 

@@ -15,7 +15,7 @@ import pyarrow.csv as arrow_csv
 import pyarrow.types as types
 
 from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.parquet_view import FileView, broken, constants_of, open_view
+from embark.data.prepare.parquet_view import FileView, broken, open_view
 from embark.data.prepare.rows import Segment
 from embark.data.prepare.sampling import Column, refuse_twins, say_encoding
 from embark.data.prepare.text_stream import (
@@ -287,10 +287,10 @@ def sample_parquet(
             break
     else:
         raise DataError(f"{files[0].uri}: has columns, but no rows", fix="add at least one row below its header")
-    some = files[:: -(-len(files) // max_rows)]
-    of_files = [constants_of(inputs, one) for one in some]
-    names = [name for name in view.names if name in of_files[0] and name not in view.stored]
-    arrays = {name: pa.array([one.get(name) for one in of_files] * max(2, max_rows // len(some))) for name in names}
+    of_files = [dict(one.constants) for one in files[:: -(-len(files) // max_rows)]]
+    num_times = max(2, max_rows // len(of_files))
+    arrays = {name: pa.array([one.get(name) for one in of_files] * num_times)
+              for name in of_files[0] if name not in view.stored}
     return tuple(_sampled(name, normalize_array(arrays[name] if name in arrays else batch(name)), missing)
                  for name in view.names)
 

@@ -6,12 +6,21 @@ import os
 import pickle
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.parquet as pq
 import pytest
 
-from embark.data.prepare.inputs import Inputs, matches_glob, open_inputs
+from embark.data.prepare.inputs import InputFile, Inputs, matches_glob, open_inputs
+from embark.data.prepare.parquet_view import open_view
+from embark.data.prepare.prepare import prepare_from_spec
+from embark.data.prepare.readers import sample_parquet
+from embark.data.prepare.sampling import judge, kind_of
 from embark.errors import DataError
+from embark.spec import resolve
 
 
 @pytest.fixture
@@ -119,3 +128,70 @@ def test_each_file_comes_once_in_the_order_they_are_named(tree: Path, monkeypatc
 ])
 def test_a_glob_matches_within_folders(glob: str, path: str, is_match: bool):
     assert matches_glob(path.split("/"), glob.split("/")) == is_match
+
+
+@pytest.fixture
+def partitioned(tmp_path: Path) -> Path:
+    rows = {"label": [0, 1] * 50, "word": ["a", "b"] * 50}
+    for day in ("2026-01-01", "2026-01-02"):
+        for hour, city in ((7, "a%20b"), (11, "__HIVE_DEFAULT_PARTITION__")):
+            folder = tmp_path / "clicks" / f"day={day}" / f"hour={hour}" / f"city={city}"
+            folder.mkdir(parents=True)
+            pq.write_table(pa.table(rows), folder / "part.parquet", row_group_size=30)
+            (folder / "_SUCCESS").touch()
+            (folder / ".part.parquet.crc").touch()
+    return tmp_path / "clicks"
+
+
+def test_folders_of_partitions_are_columns(partitioned: Path):
+    inputs, files = open_inputs(str(partitioned))
+    columns = {column.name: column for column in sample_parquet(inputs, files, 10_000, {""})}
+    assert list(columns) == ["label", "word", "day", "hour", "city"]
+    assert judge(columns["day"], "|").why.startswith("holds dates")
+    assert kind_of(columns["hour"]) == "integer"
+    assert {name: set(columns[name].cells) for name in ("day", "hour", "city")} == {
+        "day": {"2026-01-01", "2026-01-02"}, "hour": {"7", "11"}, "city": {"a b"}}
+    found = pa.concat_tables(table for file in files for table in tables_of_file(inputs, file))
+    hours, cities = pa.dataset.dataset(partitioned, partitioning="hive").to_table().to_pydict(), found.to_pydict()
+    assert len(found) == 400
+    assert [str(hour) for hour in hours["hour"]] == cities["hour"]
+    assert hours["day"] == cities["day"]
+    assert hours["city"] == cities["city"]
+    assert hours["word"] == cities["word"]
+
+
+def tables_of_file(inputs: Inputs, file: InputFile) -> Iterator[pa.Table]:
+    with open_view(inputs, file) as view:
+        for column, _, _ in view.batches(view.names, range(view.parquet.num_row_groups), 25):
+            yield pa.table({name: column(name) for name in view.names})
+
+
+def test_a_partition_of_its_own_keeps_its_columns(partitioned: Path):
+    for pattern in (partitioned / "day=2026-01-02", partitioned / "day=2026-01-02" / "**" / "*.parquet"):
+        inputs, files = open_inputs(str(pattern))
+        assert [dict(file.constants)["day"] for file in files] == ["2026-01-02"] * 2
+        assert inputs.find(files[0].uri) == files[:1]
+
+
+def test_a_column_in_the_file_comes_before_that_of_its_folder(tmp_path: Path):
+    (tmp_path / "hour=7").mkdir()
+    pq.write_table(pa.table({"hour": [8, 9]}), tmp_path / "hour=7" / "part.parquet")
+    inputs, (file,) = open_inputs(str(tmp_path))
+    assert next(tables_of_file(inputs, file)).to_pydict() == {"hour": [8, 9]}
+
+
+def test_a_parquet_file_without_rows_is_passed_over(partitioned: Path):
+    first = min(partitioned.rglob("*.parquet"))
+    pq.write_table(pq.read_table(first).select(["label", "word"]).slice(0, 0), first.with_name("empty.parquet"))
+    spec = resolve({"data": {"kind": "prepared", "path": str(partitioned.parent / "out"), "label": "label", "prepare": {
+        "input": str(partitioned), "sparse_columns": ["word", "hour"]}}})
+    manifest = prepare_from_spec(spec).manifest
+    assert sum(manifest.rows_by_split.values()) == 400
+    assert [feature.name for feature in manifest.layout.features] == ["word", "hour"]
+
+
+def test_files_of_different_partitions_are_refused(partitioned: Path):
+    (partitioned / "year=2025").mkdir()
+    pq.write_table(pa.table({"label": [1]}), partitioned / "year=2025" / "part.parquet")
+    with pytest.raises(DataError, match=r"different partition columns: \(day, hour, city\).*\(year\)"):
+        Inputs().find(str(partitioned))

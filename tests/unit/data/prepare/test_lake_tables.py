@@ -19,7 +19,7 @@ from embark.data.prepare.inputs import Inputs, open_inputs
 from embark.data.prepare.parquet_view import open_view
 from embark.data.prepare.prepare import prepare_from_spec, preview
 from embark.data.prepared import Manifest
-from embark.errors import DataError, MissingPackage, UserError
+from embark.errors import DataError, EmbarkError, MissingPackage, UserError
 from embark.spec import RunSpec, load_spec
 
 deltalake = pytest.importorskip("deltalake")
@@ -236,10 +236,12 @@ def test_equality_deletes_are_refused_and_not_ignored(catalog: Any, tmp_path: Pa
 
 @pytest.mark.parametrize(("path", "what", "fix"), [
     ("clicks#version=9", "no version 9", "#version=1"),
-    ("clicks#version=x", "names no version", "#version=NUMBER"),
-    ("clicks#snapshot=1", "names no version", "#version=NUMBER"),
+    ("clicks#version=x", "no such file", "files in this directory: clicks"),
+    ("clicks#snapshot=1", "does not name a version", "#version=NUMBER"),
+    ("clicks#version=1:country=NO/no.parquet", "has no rows", "name another version"),
     ("clicks/*/*.parquet", "within the table", "name the table: "),
-    (".", "tables, and no data files of its own: 'clicks'|tables, and no data files of its own: clicks", "name one"),
+    ("clicks/country=NO", "within the table", "name the table: "),
+    (".", "no data files", "name the files"),
 ])
 def test_what_is_no_version_of_a_delta_table_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, what: str, fix: str
@@ -263,10 +265,10 @@ def test_a_delta_table_of_unknown_features_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(("path", "what", "fix"), [
     (f"{NAME}#snapshot=5", "no snapshot=5", "#ref=main"),
     (f"{NAME}#ref=tuesday", "no ref=tuesday", "#snapshot="),
-    (f"{NAME}#version=5", "names no version", "#snapshot=NUMBER"),
+    (f"{NAME}#version=5", "does not name a version", "#snapshot=NUMBER"),
     ("iceberg://shop/logs.nothing", "Table does not exist: logs.nothing", "check its name"),
     ("iceberg://other/logs.clicks", "PYICEBERG_CATALOG__OTHER__URI", "pyiceberg.yaml"),
-    ("warehouse/logs/clicks", "folder of an Iceberg table", "/metadata/00001-"),
+    ("warehouse/logs/clicks", "folder of an Iceberg table", "/metadata/*.metadata.json"),
     ("warehouse/logs/clicks/data/*.parquet", "within the table", "warehouse/logs/clicks"),
 ])
 def test_what_is_no_snapshot_of_an_iceberg_table_is_refused(
@@ -277,6 +279,25 @@ def test_what_is_no_snapshot_of_an_iceberg_table_is_refused(
     with pytest.raises(DataError, match=what) as caught:
         read(path)
     assert fix in caught.value.fix
+
+
+@pytest.mark.parametrize("damage", [lambda text: text[: len(text) // 2], lambda text: b"", lambda text: b"\xff{[" * 9,
+                                    lambda text: text.replace(b'"', b"'"), lambda text: text.replace(b"int", b"imt"),
+                                    lambda text: text.replace(b"long", b"lomg")])
+def test_a_table_whose_log_is_damaged_is_refused(catalog: Any, tmp_path: Path, damage: Any):
+    write_delta(tmp_path / "clicks", rows())
+    table = create(catalog)
+    metadata = Path(table.metadata_location.removeprefix("file://"))
+    for path, name in ((tmp_path / "clicks" / "_delta_log" / f"{0:020}.json", tmp_path / "clicks"), (metadata, NAME),
+                       (next(metadata.parent.glob("snap-*.avro")), NAME)):
+        whole = path.read_bytes()
+        if (broken := damage(whole)) == whole:
+            continue
+        path.write_bytes(broken)
+        with pytest.raises(EmbarkError) as caught:
+            read(name)
+        assert caught.value.fix
+        path.write_bytes(whole)
 
 
 @pytest.mark.parametrize(("module", "extra"), [("deltalake", "delta"), ("pyiceberg", "iceberg")])
@@ -314,7 +335,7 @@ def test_another_version_is_other_data(tmp_path: Path):
     assert sum(first.rows_by_split.values()) == 400
     assert prepared(spec).fingerprint() == first.fingerprint()
     deltalake.DeltaTable(table).alter.set_table_description("The same rows.")
-    with pytest.raises(UserError, match=r"clicks#version=0 then, .*clicks#version=1 now"):
+    with pytest.raises(UserError, match="version was 'version=0', is 'version=1'"):
         prepared(spec)
     assert prepared(spec_of(tmp_path, f"{table}#version=0")).fingerprint() == first.fingerprint()
     second = prepared(spec_of(tmp_path / "second", str(table)))

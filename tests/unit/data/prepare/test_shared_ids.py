@@ -8,8 +8,10 @@ from collections import Counter
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
+from embark import write_id_maps
 from embark.data import open_source, resolve_from_data
 from embark.data.prepare.prepare import prepare_from_spec
 from embark.errors import DataError
@@ -95,3 +97,14 @@ def test_columns_of_other_kinds_cannot_share_a_table(tmp_path, rows):
     (tmp_path / "rows.csv").write_text("\n".join(numbers) + "\n")
     with pytest.raises(DataError, match="seen shares table item, and column 'seen' holds words, column 'item' integ"):
         prepare_from_spec(spec_of(tmp_path, TABLES), tmp_path / "prepared")
+
+
+def test_values_of_a_shared_table_are_found_in_each_of_its_columns(tmp_path, rows):
+    prepare_from_spec(spec_of(tmp_path, TABLES), tmp_path / "prepared")
+    result = write_id_maps(str(tmp_path / "prepared"), tmp_path / "ids")
+    words = {row[1] for row in rows} | {word for row in rows for word in row[2].split("|")}
+    assert {row[1] for row in rows} != words
+    for one in result.tables:
+        values = set(pq.read_table(one.path)["value"].drop_null().to_pylist())
+        assert one.note == ""
+        assert values == ({row[3] for row in rows} if one.table == "shop" else words)
