@@ -157,7 +157,8 @@ class StoredPreparation:
                 with writing(folder.where, folder.field):
                     record = finish()
                     if self._settings(store) != settings:  # of a driver that is no more, when another has begun
-                        raise UserError(f"{self.uri}: another preparation has replaced this one")
+                        raise UserError(f"{self.uri}: another preparation has begun there",
+                                        fix="wait for it, or set another data.path")
                     folder.put(last=record_path(task.record))
                     return record
             finally:
