@@ -21,6 +21,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,33 +36,46 @@ POLL_S = 0.25
 
 
 @dataclass
-class Peak:
-    """The most memory of each kind of process, and of all of them together."""
+class Watch:
+    """The most memory of each kind of process, and their processor time; `task` is the largest process of tasks."""
 
     task: int = 0
     tasks: int = 0
     driver: int = 0
     daemons: int = 0
+    cpu_s: dict[str, dict[int, float]] = field(default_factory=lambda: {"tasks": {}, "driver": {}, "daemons": {}})
     is_over: threading.Event = field(default_factory=threading.Event)
 
-    def watch(self, driver: int) -> None:
+    def run(self, driver: int, before_s: dict[int, float]) -> None:
         while not self.is_over.wait(POLL_S):
-            sums = {"tasks": 0, "driver": 0, "daemons": 0}
-            for process in psutil.process_iter(["pid", "ppid", "cmdline"]):
-                words = " ".join(process.info["cmdline"] or ())
-                is_task = words.startswith("ray::_do") or (process.info["ppid"] == driver and "spawn" in words)
-                kind = "tasks" if is_task else "driver" if process.info["pid"] == driver else "daemons"
-                if kind == "daemons" and "ray" not in words:
-                    continue
+            sums = dict.fromkeys(self.cpu_s, 0)
+            for kind, process in kinds(driver):
                 try:
-                    size = process.memory_full_info().pss
+                    size, used = process.memory_full_info().pss, process.cpu_times()
                 except psutil.Error:
                     continue
                 sums[kind] += size
-                if is_task:
+                self.cpu_s[kind][process.pid] = used.user + used.system - before_s.get(process.pid, 0.0)
+                if kind == "tasks":
                     self.task = max(self.task, size)
             self.tasks, self.driver = max(self.tasks, sums["tasks"]), max(self.driver, sums["driver"])
             self.daemons = max(self.daemons, sums["daemons"])
+
+    def cpu_sums(self) -> dict[str, float]:
+        return {kind: round(sum(of_pid.values()), 1) for kind, of_pid in self.cpu_s.items()}
+
+
+def kinds(driver: int = 0) -> Iterator[tuple[str, psutil.Process]]:
+    """Yield the driver, the processes that do tasks, and those of Ray."""
+    below = {process.pid for process in psutil.Process(driver).children(recursive=True)} if driver else set()
+    for process in psutil.process_iter(["cmdline"]):
+        words = " ".join(process.info["cmdline"] or ())
+        if process.pid == driver:
+            yield "driver", process
+        elif words.startswith("ray::_do") or process.pid in below:
+            yield "tasks", process
+        elif "/ray/" in words or words.startswith("ray::"):
+            yield "daemons", process
 
 
 class Cluster:
@@ -71,7 +85,7 @@ class Cluster:
         from ray.cluster_utils import Cluster as RayCluster
 
         os.environ |= {"RAY_TMPDIR": str(folder), "TMPDIR": str(folder), "OMP_NUM_THREADS": "1",
-                       "RAY_USAGE_STATS_ENABLED": "0"}
+                       "RAY_USAGE_STATS_ENABLED": "0", "RAY_raylet_start_wait_time_s": "300"}
         self._cluster = RayCluster(initialize_head=True, head_node_args={"num_cpus": 0, **_memory()})
         self.machines = [self._cluster.add_node(num_cpus=1, **_memory()) for _ in range(NUM_MACHINES)]
         self.address = self._cluster.address
@@ -111,16 +125,18 @@ def main() -> None:
 def show_rates(asked: argparse.Namespace, scratch: Path, cluster: Cluster) -> None:
     make_file(scratch / "days.tsv", int(asked.gb * 1e9))
     seconds: dict[str, list[float]] = {"local": [], "ray": []}
+    cpu_s: dict[str, list[dict[str, float]]] = {"local": [], "ray": []}
     for turn in range(asked.turns + 1):
         for executor in ("local", "ray"):
-            took, *_ = prepare(asked, scratch, executor, cluster)
-            if turn:  # the first fills the page cache and starts Ray's processes
-                seconds[executor].append(took)
+            took, watch, _ = prepare(asked, scratch, executor, cluster)
+            if turn:  # the first fills the page cache
+                seconds[executor].append(round(took, 1))
+                cpu_s[executor].append(watch.cpu_sums())
         compare(scratch / "local", scratch / "ray")
         for executor in seconds:
             shutil.rmtree(scratch / executor)
     middle = {executor: statistics.median(some) for executor, some in seconds.items()}
-    print(json.dumps({"gb": asked.gb, "seconds": seconds, "mb_per_s": {
+    print(json.dumps({"gb": asked.gb, "seconds": seconds, "cpu_s": cpu_s, "mb_per_s": {
         executor: round(asked.gb * 1e3 / one, 1) for executor, one in middle.items()},
         "ray_of_local": round(middle["local"] / middle["ray"], 3)}, indent=1), flush=True)
 
@@ -130,12 +146,13 @@ def show_lost(asked: argparse.Namespace, scratch: Path, cluster: Cluster) -> Non
     found = {}
     for executor in ("local", "ray"):
         kill_in = asked.stage if executor == "ray" else ""
-        took, peak, stages = prepare(asked, scratch, executor, cluster, kill_in=kill_in)
+        took, watch, killed = prepare(asked, scratch, executor, cluster, kill_in=kill_in)
         if executor == "local":  # only its checksums are kept: the disk is small
             expected = checksums(scratch / "local")
             shutil.rmtree(scratch / "local")
         found[executor] = {"seconds": round(took, 1), "mb_per_s": round(asked.lost_gb * 1e3 / took, 1), "gb": {
-            name: round(getattr(peak, name) / 1e9, 3) for name in ("task", "tasks", "driver", "daemons")}} | stages
+            name: round(getattr(watch, name) / 1e9, 3) for name in ("task", "tasks", "driver", "daemons")},
+            "cpu_s": watch.cpu_sums()} | killed
     same = checksums(scratch / "ray")
     assert same == expected, "other bytes"
     print(json.dumps({"gb": asked.lost_gb, **found, "files": len(same), "same_bytes": True}, indent=1), flush=True)
@@ -143,8 +160,8 @@ def show_lost(asked: argparse.Namespace, scratch: Path, cluster: Cluster) -> Non
 
 def prepare(
     asked: argparse.Namespace, scratch: Path, executor: str, cluster: Cluster, *, kill_in: str = ""
-) -> tuple[float, Peak, dict[str, Any]]:
-    """Prepare by the command line; return its seconds, the memory, and when the machine was killed."""
+) -> tuple[float, Watch, dict[str, Any]]:
+    """Prepare by the command line; return its seconds, what was measured, and when the machine was killed."""
     tables = "".join(f'[[model.tables]]\nname = "cat_{i}"\nrows = {rows}\n' for i, rows in enumerate(TABLE_ROWS))
     memory_gb = asked.memory_gb if executor == "ray" else NUM_MACHINES * asked.memory_gb
     (scratch / "spec.toml").write_text(
@@ -152,10 +169,11 @@ def prepare(
         f'format = "criteo"\nids = "{asked.ids}"\nexecutor = "{executor}"\nmemory_gb = {memory_gb}\n'
         f'num_workers = {NUM_MACHINES}\n' + (tables if asked.ids == "hash" else ""))
     env = {**os.environ, "RAY_ADDRESS": cluster.address}
-    began_s, peak, killed = time.perf_counter(), Peak(), dict[str, Any]()
+    before_s = {process.pid: sum(process.cpu_times()[:2]) for _, process in kinds()}
+    began_s, watch, killed = time.perf_counter(), Watch(), dict[str, Any]()
     process = subprocess.Popen([sys.executable, "-m", "embark", "data", "prepare", str(scratch / "spec.toml")], env=env,
                                stdout=subprocess.PIPE, text=True)
-    thread = threading.Thread(target=peak.watch, args=(process.pid,))
+    thread = threading.Thread(target=watch.run, args=(process.pid, before_s))
     thread.start()
     if kill_in:
         records = scratch / executor / ".preparing" / {"reading": "stage", "writing": "write"}[kill_in]
@@ -165,10 +183,10 @@ def prepare(
         killed = {"killed_after_s": round(time.perf_counter() - began_s, 1)}
     said, _ = process.communicate()
     took = time.perf_counter() - began_s
-    peak.is_over.set()
+    watch.is_over.set()
     thread.join()
     assert process.returncode == 0, said
-    return took, peak, killed
+    return took, watch, killed
 
 
 def checksums(folder: Path) -> dict[str, str]:

@@ -41,7 +41,7 @@ FORMATS = (
                ("data/prepare/later_rows.py", "data/prepare/earlier_ids.py"),
                "what needs the table's values is refused; training needs no map"),
     FileFormat("preparation", "DATA/.preparing/", "data prepare", "data prepare",
-               ("data/prepare/tasks.py", "data/prepare/id_numbering.py", "data/prepare/splits.py",
+               ("data/prepare/journal.py", "data/prepare/id_numbering.py", "data/prepare/splits.py",
                 "data/prepare/statistics_count.py", "features/numbers.py"),
                "a task whose record is damaged is done again; other settings are refused, and --fresh starts over"),
     FileFormat("copy state", "TARGET/.embark-copy.json", "data copy", "data copy", ("store/transfer.py",),

@@ -131,14 +131,16 @@ def copy(
 
 def _render_preview(console: Console, shown: Preview, out: str) -> None:
     schema, budget = shown.schema, shown.budget
+    num = budget.num_workers
+    workers = f"at most: {pluralize(num, 'worker')} of" if num else "for each task of Ray:"
     console.table(schema.describe(), title=f"{pluralize(len(shown.files), 'file')} of {schema.format}, "
                                            f"{format_bytes(shown.input_bytes)}")
     console.text(
         "".join(f"\ntable   {table}" for table in shown.tables) +
         f"\nrows    {shown.splits}\n"
         f"ids     {shown.ids}\n"
-        f"memory  {format_bytes(budget.memory_bytes)} at most: {pluralize(budget.num_workers, 'worker')} of at most "
-        f"{format_bytes(budget.worker_bytes)}, {format_bytes(budget.chunk_bytes)} of input at a time\n"
+        f"memory  {format_bytes(budget.memory_bytes)} {workers} at most {format_bytes(budget.worker_bytes)}, "
+        f"{format_bytes(budget.chunk_bytes)} of input at a time\n"
         f"to      {out}\n\n"
         f"The same as TOML, in place of label, dense_columns and prepare in the spec:\n\n{shown.toml}"
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     import ray
 
 _MAX_RETRIES = 8  # Of a task whose process or machine is lost; more often, it is the task that ends them.
+_CONNECT_S, _POLL_S, _SILENCE_S = 5.0, 5.0, 30.0
 _MAX_QUEUED = 1_000  # What waits in Ray also tells an autoscaler how many machines there is work for.
 _INSTALL = "install the same version of embark-rec, with its extras, on the driver and on all machines of the cluster"
 
@@ -29,6 +32,7 @@ class RayExecutor:
     def __init__(self, work: Work, num_tasks: int, memory_bytes: int) -> None:
         self._work, self._num_tasks, self._memory_bytes = work, num_tasks or _MAX_QUEUED, memory_bytes
         self._is_ours = False
+        self._asked_s = self._answered_s = time.monotonic()
 
     def __enter__(self) -> Self:
         try:
@@ -61,7 +65,9 @@ class RayExecutor:
                     running[do.remote(__version__, work, task)] = task
                 if not running:
                     return
-                for done in ray.wait(list(running))[0]:
+                ended = ray.wait(list(running), timeout=_POLL_S)[0]
+                self._check_head()
+                for done in ended:
                     task = running.pop(done)
                     result, sums = _result_of(done)
                     report(*sums)
@@ -69,6 +75,23 @@ class RayExecutor:
         finally:
             for one in running:
                 ray.cancel(one, force=True)
+
+    def _check_head(self) -> None:
+        """Fail if the cluster has had no head for a while. After a minute Ray would end this process."""
+        import ray
+
+        now_s = time.monotonic()
+        if now_s - self._asked_s < _POLL_S:
+            return
+        address, self._asked_s = ray.get_runtime_context().gcs_address, now_s
+        try:
+            _reach(address)
+            self._answered_s = now_s
+        except OSError:
+            if now_s - self._answered_s > _SILENCE_S:
+                raise Fault(f"the head of the Ray cluster, {address}, does not answer any more",
+                            fix="start the cluster again, then run the same command again: it goes on with the tasks "
+                                "that are not done") from None
 
     def _check_room(self, nodes: Sequence[dict[str, Any]]) -> None:
         """Refuse a cluster none of whose machines could ever do a task; one without cores may grow."""
@@ -89,10 +112,18 @@ def _connect(address: str) -> None:
                         fix="set it to HOST:6379 on a machine of the cluster, or to ray://HOST:10001 elsewhere; or run "
                             "the command in the cluster: ray job submit -- embark data prepare …")
     try:
+        _reach(address)  # Ray itself would try for minutes
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"no Ray cluster at {address}: {to_one_line(error)[:300]}",
                         fix="start one (ray start --head), or set RAY_ADDRESS to HOST:6379") from None
+
+
+def _reach(address: str) -> None:
+    """Raise `OSError` if nothing answers at `HOST:PORT`."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if port.isdigit():
+        socket.create_connection((host, int(port)), _CONNECT_S).close()
 
 
 def _result_of(reference: ray.ObjectRef[Any]) -> tuple[Any, tuple[int, int, int]]:

@@ -1,7 +1,7 @@
 """A real Ray cluster on this machine: a head without processors, and machines beside it that are processes.
 
 Run as a program it is the cluster, whose processes the Python of its first word runs: `add N` on its input adds a
-machine of N processors, and the end of its input is the cluster's own end.
+machine of N processors, `kill I` kills the machine I, and the end of its input is the cluster's own end.
 """
 
 from __future__ import annotations
@@ -15,24 +15,34 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO
+from typing import IO, Any
+
+import psutil
 
 STORE_BYTES = 80 << 20
 SOURCES = Path(__file__).parents[3] / "src"
 
 
 class RayCluster:
-    """One that runs, at `url`."""
+    """One that runs, with its jobs at `url` and its tasks at `address`."""
 
     def __init__(self, process: subprocess.Popen[str], folder: Path) -> None:
         self._process = process
         self.folder = folder
-        self.url = str(self._answer()["url"])
+        found = self._answer()
+        self.url, self.address = found["url"], found["address"]
 
     def add(self, num_cpus: int) -> None:
         """Comes back when the machine is there."""
+        self._ask(f"add {num_cpus}")
+
+    def kill(self, machine: int) -> None:
+        """Comes back when all processes of the machine have got SIGKILL."""
+        self._ask(f"kill {machine}")
+
+    def _ask(self, line: str) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(f"add {num_cpus}\n")
+        self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
         self._answer()
 
@@ -93,14 +103,24 @@ def main(python: str, num_cpus: list[int]) -> None:
     cluster = Cluster(initialize_head=True, head_node_args={
         **options(0), "include_dashboard": True, "dashboard_port": free_port()})
     try:
-        for count in num_cpus:
-            cluster.add_node(**options(count))
-        print(json.dumps({"url": f"http://{cluster.webui_url}"}), flush=True)
+        machines = [cluster.add_node(**options(count)) for count in num_cpus]
+        print(json.dumps({"url": f"http://{cluster.webui_url}", "address": cluster.address}), flush=True)
         for line in sys.stdin:
-            cluster.add_node(**options(int(line.split()[1])))
+            word, number = line.split()
+            if word == "add":
+                machines.append(cluster.add_node(**options(int(number))))
+            else:
+                kill(machines[int(number)])
             print("{}", flush=True)
     finally:
         cluster.shutdown()
+
+
+def kill(machine: Any) -> None:
+    """Not `remove_node`, after which the cluster knows that the machine has gone."""
+    raylet = psutil.Process(machine.all_processes["raylet"][0].process.pid)
+    for process in (raylet, *raylet.children(recursive=True)):
+        process.kill()
 
 
 def options(num_cpus: int) -> dict[str, int]:

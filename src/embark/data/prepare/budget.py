@@ -28,7 +28,7 @@ class Budget:
     """The memory and the work of each process."""
 
     memory_bytes: int
-    num_workers: int
+    num_workers: int  # 0: one for each task of a cluster.
     chunk_bytes: int  # Text that is decoded at once.
     run_rows: int  # Rows whose values are numbered at once, for ids by frequency.
     worker_bytes: int  # Estimate of the most memory that one worker takes.
@@ -56,7 +56,8 @@ def plan_budget(prepare: PrepareSpec, schema: Schema, *, has_runs: bool) -> Budg
     chunk_bytes = min(MAX_CHUNK_BYTES, (free - run_rows * run_row_bytes) // chunk_copies)
     worker_bytes = fixed + chunk_copies * chunk_bytes + run_rows * run_row_bytes
     entry_bytes = (memory_bytes - PARENT_BYTES) // num_workers - BASE_BYTES[schema.format]
-    return Budget(memory_bytes=memory_bytes, num_workers=num_workers, chunk_bytes=chunk_bytes, run_rows=run_rows,
+    num_shown = 0 if prepare.executor == "ray" else num_workers
+    return Budget(memory_bytes=memory_bytes, num_workers=num_shown, chunk_bytes=chunk_bytes, run_rows=run_rows,
                   worker_bytes=worker_bytes, max_entries=max(1, entry_bytes // BYTES_PER_ENTRY))
 
 

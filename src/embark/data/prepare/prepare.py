@@ -103,7 +103,7 @@ class PrepareResult:
     manifest: Manifest
     input_bytes: int
     elapsed_s: float
-    memory_bytes: int  # The largest of all processes together.
+    memory_bytes: int  # The largest of all processes of this machine together.
     was_complete: bool  # The data was there already, made of the same files with the same settings.
     dropped: Mapping[str, str] = field(default_factory=dict)  # Columns of the input that are in no table, and why.
     id_map_from: str = ""  # The earlier data whose ids were kept.

@@ -140,12 +140,7 @@ class StoredPreparation:
     def do(self, task: Task, report: Report) -> Callable[[], dict[str, Any]]:
         """Do the task; calling what is returned puts its files into the store."""
         store = open_store(self.uri)
-        try:
-            store.read(f"{PREPARING}/{SETTINGS}")
-        except NotFound:
-            raise UserError(
-                f"{self.uri}: the machine {socket.gethostname()} finds no preparation there",
-                fix="data.path must be in an object store, or in a folder that all machines share") from None
+        settings = self._settings(store)
         folder = TaskFolder(store)
         try:
             with writing(folder.where, folder.field):
@@ -161,12 +156,23 @@ class StoredPreparation:
             try:
                 with writing(folder.where, folder.field):
                     record = finish()
+                    if self._settings(store) != settings:  # of a driver that is no more, when another has begun
+                        raise UserError(f"{self.uri}: another preparation has begun there",
+                                        fix="wait for it, or set another data.path")
                     folder.put(last=record_path(task.record))
                     return record
             finally:
                 folder.close()
 
         return put
+
+    def _settings(self, store: ObjectStore) -> bytes:
+        try:
+            return store.read(f"{PREPARING}/{SETTINGS}")
+        except NotFound:
+            raise UserError(
+                f"{self.uri}: the machine {socket.gethostname()} finds no preparation there",
+                fix="data.path must be in an object store, or in a folder that all machines share") from None
 
 
 def _remove_abandoned(parent: Path) -> None:
