@@ -10,7 +10,7 @@ import re
 import shutil
 import tomllib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -84,12 +84,11 @@ class Need:
         return check("machine offered", not zone or zone in zones, f"{machine} in {', '.join(zones)}",
                      f"in {zone or self.region}", f"set place.zone to one of {', '.join(zones)}")
 
-    def cluster_check(self, product: str, cluster: Mapping[str, Any] | None, key: str) -> Check:
-        """Check that the version of the cluster is supported for some time, if there is a cluster yet."""
-        if cluster is None:
+    def cluster_check(self, product: str, version: str | None) -> Check:
+        """Check that the version of the cluster is supported for some time; without one there is no cluster yet."""
+        if version is None:
             return Check("cluster", "ok", "not created yet")
-        version = ".".join(cluster[key].split(".")[:2])
-        support = self.catalog.support.get(f"{product}-{version}")
+        support = self.catalog.support.get(f"{product}-{version[:4]}")
         notice = support.notice(datetime.now(UTC).date()) if support else ""
         return check("cluster", not notice, notice or f"Kubernetes {version}", f"supported for {WARNING_DAYS} days",
                      "upgrade it, or destroy it and start again: data and checkpoints are in the bucket", bad="warning")
@@ -273,7 +272,7 @@ def _azure_offer(az: CloudCli, need: Need) -> Iterator[Check]:
 def _azure_cluster(az: CloudCli, need: Need) -> Iterator[Check]:
     name = need.location.cluster
     yield need.cluster_check("aks", az.ask("cluster", "aks", "show", "--resource-group", name, "--name", name,
-                                           missing="NotFound"), "kubernetesVersion")
+                                           "--query", "kubernetesVersion", missing="NotFound"))
 
 
 def _azure_budgets(az: CloudCli, _: Need) -> Iterator[Check]:
@@ -437,9 +436,8 @@ def counts_to(instance_type: str, families: tuple[str, ...]) -> bool:
 
 
 def _aws_cluster(aws: CloudCli, need: Need) -> Iterator[Check]:
-    found = aws.ask("cluster", "eks", "describe-cluster", "--name", need.location.cluster,
-                    missing="ResourceNotFoundException")
-    yield need.cluster_check("eks", found and found["cluster"], "version")
+    yield need.cluster_check("eks", aws.ask("cluster", "eks", "describe-cluster", "--name", need.location.cluster,
+                                            "--query", "cluster.version", missing="NotFound"))
 
 
 def _aws_spot_price(aws: CloudCli, need: Need) -> Iterator[Check]:

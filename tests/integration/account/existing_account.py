@@ -3,7 +3,8 @@
 import sys
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parents[2] / name) for name in ("", "support")]
+sys.path.insert(0, str(Path(__file__).parents[2]))
+sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 
 from account_faults import let_faults_happen
 from integration.account.existing_cluster import existing_cluster

@@ -58,11 +58,12 @@ def check_of(name: str, *sets: str) -> Check:
 
 def test_an_account_is_named_and_each_thing_is_looked_at(aws):
     found = checks_of("place.machine=g5.12xlarge", "place.region=us-east-1", f"store.root={aws.uri}/runs")
-    assert list(found) == ["account", "machine", "quota", "budgets", "bucket"]
+    assert list(found) == ["account", "machine", "quota", "cluster", "budgets", "bucket"]
     assert found["account"].verdict == "ok"
     assert MOTO_ACCOUNT in found["account"].found
     assert found["machine"].verdict == "ok"
     assert "us-east-1a" in found["machine"].found
+    assert found["cluster"].found == "not created yet"
 
 
 def test_another_account_than_the_spec_names_is_wrong(aws):

@@ -31,7 +31,7 @@ USAGE = [usage("cores", 100, 1000), usage("lowPriorityCores", 0, 96), usage("Sta
 
 def answers(**other: object) -> dict[str, object]:
     return {"account show": ACCOUNT, "vm list-usage": USAGE, "vm list-skus": [SKU], "consumption budget list": [BUDGET],
-            "aks show": {"name": "embark", "kubernetesVersion": "1.99.1"}, **other}
+            "aks show": "1.99.1", **other}
 
 
 def checks_of(*sets: str) -> dict[str, Check]:
@@ -48,7 +48,7 @@ def test_a_subscription_that_may_start_the_machines(cli):
     assert {name: check.verdict for name, check in found.items()} == {
         "account": "ok", FAMILY: "ok", "quota Total Regional vCPUs": "ok", "machine offered": "ok", "cluster": "ok",
         "budgets": "ok"}
-    assert found["cluster"].found == "Kubernetes 1.99"
+    assert found["cluster"].found == "Kubernetes 1.99.1"
     assert found["account"].found == f"Research ({ACCOUNT['id']}) as ann@example.com"
     assert found[FAMILY].found == "192 vCPUs, 96 in use; the run takes 96"
     assert found["machine offered"].found == "Standard_ND96asr_v4 in eastus, zones 1, 2"
@@ -101,7 +101,7 @@ def test_a_region_without_the_machine_is_wrong(cli):
 
 
 def test_a_cluster_past_its_date_is_named(cli):
-    cli("az", answers(**{"aks show": {"kubernetesVersion": "1.33"}}))
+    cli("az", answers(**{"aks show": "1.33.2"}))
     found = checks_of()["cluster"]
     assert found.verdict == "warning"
     assert found.found.startswith("Kubernetes 1.33 on AKS is out of support since 2026-07-31: then AKS creates no")
