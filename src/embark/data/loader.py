@@ -152,8 +152,7 @@ def eval_batches(source: SampleSource, *, batch_size: int, rank: int, world_size
     num_samples = source.num_eval_samples
 
     def make(number: int) -> Batch:
-        start = min(number * batch_size + rank * size, num_samples)
-        stop = min(start + size, num_samples)
+        start, stop = eval_range(number, num_samples, batch_size, rank, world_size)
         if stop - start == size:
             return source.eval_rows(start, stop)
         some = source.eval_rows(start, stop) if stop > start else source.eval_rows(num_samples - 1, num_samples)
@@ -166,6 +165,14 @@ def eval_batches(source: SampleSource, *, batch_size: int, rank: int, world_size
         yield from ahead.take()
     finally:
         ahead.close()
+
+
+def eval_range(number: int, num_samples: int, batch_size: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Return which held-out samples a rank has in batch `number` of an evaluation: the first, and the one behind the
+    last."""
+    size = samples_per_rank(batch_size, world_size)
+    start = min(number * batch_size + rank * size, num_samples)
+    return start, min(start + size, num_samples)
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ from embark.features.schema import Schema
 from embark.formatting import to_finite
 from embark.spec import RunSpec, user_code
 from embark.spec.features import FeaturesSpec
-from embark.spec.model import StoredTable
+from embark.spec.model import CANDIDATE, StoredTable
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import TrainedRun, find_trained
 
@@ -64,10 +64,11 @@ class ExportResult:
     parent: int | None = None  # The version that a delta changes.
     num_changed_rows: int = 0  # Rows in a delta.
     why_full: str = ""  # Why no delta was written, although one was asked for.
+    why_no_index: str = ""  # Why a server cannot retrieve the model's items.
     why_no_reference: str = ""  # Why requests cannot be compared with the rows that the model was evaluated on.
 
 
-BuildIndex = Callable[[TrainedRun, CheckpointArrays], tuple[ItemIndexInfo, list[TensorSource]]]
+BuildIndex = Callable[[TrainedRun, CheckpointArrays], tuple[ItemIndexInfo | None, list[TensorSource]]]
 
 
 def export_run(
@@ -92,7 +93,8 @@ def export_run(
         run=trained.run_dir.uri, step=trained.checkpoint.step, uri=uri, tables=tables,
         table_bytes=table_bytes(tables), fp32_table_bytes=table_bytes("fp32"), item_index=contents.info.item_index,
         model_file=user_code.file_of(model.kind) if model.is_custom else "", best_step=trained.best_step,
-        why_no_reference=contents.reference.why_none, **asdict(written))
+        why_no_reference=contents.reference.why_none, why_no_index="" if contents.info.item_index or not model.retrieved
+        else "faiss is not installed, which pip install 'embark-rec[retrieval]' does", **asdict(written))
 
 
 def export_uri(trained: TrainedRun, to: str) -> str:
@@ -112,7 +114,7 @@ def read_contents(
     rows, maps, encoder = _row_format(trained, arrays)
     evaluated = trained.checkpoint.values.get("eval")
     model = trained.spec.model
-    item_index, items = build_index(trained, arrays) if build_index and model.kind == "two_tower" else (None, [])
+    item_index, items = build_index(trained, arrays) if build_index and model.retrieved else (None, [])
     info = ArtifactInfo(
         embark=__version__, run=trained.run_dir.uri, step=trained.checkpoint.step, tables=tables,
         model=model.model_copy(update={"tables": model.table_list(), "code": ""}), rows=rows,
@@ -168,7 +170,10 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
         manifest = found.manifest
         if manifest is None:
             raise DataError(f"{data.path}: the id maps of the run's data cannot be read: {found.why}", fix=found.fix)
-        if before := PreparedWith.of(found.path, manifest):
+        before = PreparedWith.of(found.path, manifest)
+        if before and model.is_next_item:
+            return _next_item_format(trained.spec, before)
+        if before:
             encoder = before.row_encoder()
             rows = RowFormat(
                 columns=before.schema.unlabelled(), prepare=before.prepare, layout=manifest.layout,
@@ -187,6 +192,23 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
         hashed_rows={one.feature.name: one.hashed_rows for one in maps}, plain_ids=data.on_bad_id,
         features=PLAIN_FEATURES, numbers=_with_state(encoder.numbers, PLAIN_FEATURES))
     return rows, _tensors(by_slot), replace(encoder, maps=maps)
+
+
+def _next_item_format(spec: RunSpec, before: PreparedWith) -> tuple[RowFormat, list[TensorSource], RowEncoder]:
+    """Return the format of a history of raw items, and a candidate: the map of the log's items is that of both."""
+    model = spec.model
+    item = next(one for one in before.row_encoder().maps if one.feature.name == model.sequence.history)
+    mapped = (model.sequence.history, CANDIDATE)
+    schema, _, encoder = plain_row_format(model, spec.data)
+    sparse = tuple(replace(column, kind=item.column.kind) if column.name in mapped else column
+                   for column in schema.sparse)
+    maps = tuple(replace(one, column=column, keys=item.keys, ids=item.ids, hashed_rows=0)
+                 if column.name in mapped else one for column, one in zip(sparse, encoder.maps, strict=True))
+    rows = RowFormat(
+        columns=replace(schema, sparse=sparse).unlabelled(), prepare=before.prepare, layout=encoder.layout,
+        hashed_rows={one.feature.name: one.hashed_rows for one in maps}, plain_ids=spec.data.on_bad_id,
+        features=PLAIN_FEATURES)
+    return rows, _tensors(maps), replace(encoder, maps=maps, any_number=encoder.any_number | {*mapped})
 
 
 def _with_state(numbers: Numbers, features: FeaturesSpec) -> tuple[NumberCode, ...] | None:

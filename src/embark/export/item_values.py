@@ -47,7 +47,7 @@ class Values:
 
 def item_values(trained: TrainedRun) -> Values:
     """Return the values of the item table, read from the run's data."""
-    data, item = trained.spec.data, trained.spec.model.two_tower.item
+    data, item = trained.spec.data, trained.spec.model.retrieved
     if data.kind != "prepared":
         return Values(None)
     from embark.data.export.id_values import read_values
@@ -63,6 +63,15 @@ class StoredValues:
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._numbers, self._text, self._offsets = (arrays.get(name) for name in (NUMBERS, TEXT, OFFSETS))
+
+    def like(self, value: Any) -> tuple[int | str, ...]:
+        """Return the item that a value of a request stands for; empty if none of this type can."""
+        if self._numbers is None:
+            return (str(value),)
+        try:
+            return (int(value),)
+        except (TypeError, ValueError, OverflowError):
+            return ()
 
     def __getitem__(self, position: int) -> int | str:
         if self._numbers is not None:

@@ -29,6 +29,12 @@ class SequenceSpec(Section):
     negatives: str = Field(default="", max_length=128)
     """`sasrec`, `hstu`: name of the sequence feature with items to tell the next item from, of the history's table. The
     model predicts each item of the history from those before it."""
+    share_negatives: bool = False
+    """`sasrec`, `hstu`: whether all samples of the global batch share their negatives, so that few for each are many
+    together."""
+    exclude_seen: bool = True
+    """`sasrec`, `hstu`: the metrics of an evaluation that early stopping takes leave out items that the user had chosen
+    before, as candidates and as what is to be found. Both ways are always reported."""
     times: str = Field(default="", max_length=128)
     """`sasrec`, `hstu`: name of the feature with the time of each item of the history in seconds, which has
     `lookup = false`; empty: only the order counts."""

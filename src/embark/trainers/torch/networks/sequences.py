@@ -15,6 +15,7 @@ from embark.spec.model import ModelSpec
 from embark.trainers.torch.networks.hstu_attention import hstu_attention, time_bucket
 from embark.trainers.torch.networks.jagged import JaggedLayout, JaggedSequence, Padding, sample_of_each, take
 from embark.trainers.torch.networks.layers import SequenceDropout, bottom_mlp, mlp
+from embark.trainers.torch.networks.rank_values import from_all_ranks, gathered
 
 Sequences = Mapping[str, JaggedSequence]
 MAX_PLAIN_LENGTH = 512
@@ -82,7 +83,8 @@ class NextItem(nn.Module):
     """SASRec or HSTU that predicts each item of a sequence from those before it.
 
     Training gives, for each position, the log-odds of the item that follows against the sample's negatives: its log
-    loss is the cross-entropy of a softmax over them. Evaluation gives the scores of the last item and of the negatives.
+    loss is the cross-entropy of a softmax over them. Evaluation gives [B, dim + 1]: the vector of all items but the
+    last, whose product with an item's row is its score, and the score of the last item.
     """
 
     def __init__(self, model: ModelSpec) -> None:
@@ -91,7 +93,7 @@ class NextItem(nn.Module):
         self.encoder = Encoder(model, model.feature(self.roles.history).multi_hot - 1)
 
     def forward(self, dense: Tensor, pooled: dict[str, Tensor], sequences: Sequences) -> Tensor:
-        history, negatives = sequences[self.roles.history], sequences[self.roles.negatives]
+        history, negatives = sequences[self.roles.history], sequences.get(self.roles.negatives)
         inputs = _Inputs.of(history.offsets, len(history.values))
         times = sequences[self.roles.times].ids[inputs.rows] if self.roles.times else None
         encoded = self.encoder(take(history.values, inputs.rows), inputs.offsets, times)
@@ -104,24 +106,34 @@ class NextItem(nn.Module):
 
         `users` [n] says which history is a candidate's. Where that is empty, all items are alike.
         """
-        offsets = sequences[self.roles.history].offsets
-        last = others.new_zeros(len(offsets) - 1, others.shape[1])
-        if offsets[-1] > 0:
-            history, times = sequences[self.roles.history].values, sequences.get(self.roles.times)
-            encoded = self.encoder(history, offsets, None if times is None else times.ids)
-            is_known = offsets.diff() > 0
-            last[is_known] = take(encoded, offsets[1:][is_known] - 1)
+        last = self.vectors(sequences)
         against = (last @ others.T).logsumexp(dim=1)
         return (last[users] * candidates).sum(dim=1) - against[users]
 
+    def vectors(self, sequences: Sequences) -> Tensor:
+        """Return the vector of each history, [n, dim]; zeros of an empty one."""
+        history, offsets, _ = sequences[self.roles.history]
+        last = history.new_zeros(len(offsets) - 1, self.encoder.dim)
+        if offsets[-1] > 0:
+            times = sequences.get(self.roles.times)
+            encoded = self.encoder(history, offsets, None if times is None else times.ids)
+            is_known = offsets.diff() > 0
+            last[is_known] = take(encoded, offsets[1:][is_known] - 1)
+        return last
+
     def _scores(
-        self, encoded: Tensor, inputs: "_Inputs", history: JaggedSequence, negatives: JaggedSequence
+        self, encoded: Tensor, inputs: "_Inputs", history: JaggedSequence, negatives: JaggedSequence | None
     ) -> Tensor:
-        others, other_ids = self._others(negatives, len(history.offsets) - 1)
-        if not self.training:
+        if not self.training or negatives is None:
             last = take(encoded, inputs.offsets[1:].long() - 1)
             target = take(history.values, history.offsets[1:].long() - 1)
-            return torch.einsum("bd,bnd->bn", last, torch.cat([target[:, None], others], dim=1))
+            return torch.cat([last, (last * target).sum(dim=1, keepdim=True)], dim=1)
+        if self.roles.share_negatives:
+            targets = inputs.rows + 1
+            others, other_ids = from_all_ranks(negatives.values.float()), gathered(negatives.ids)
+            against = (encoded @ others.T).masked_fill(other_ids == history.ids[targets][:, None], -math.inf)
+            return (encoded * take(history.values, targets)).sum(dim=1) - against.logsumexp(dim=1)
+        others, other_ids = self._others(negatives, len(history.offsets) - 1)
         scored = encoded * take(history.values, inputs.rows + 1)
         padding = Padding(inputs.offsets)
         against = padding.unpad([torch.bmm(one, take(others, samples).transpose(1, 2))
