@@ -13,7 +13,7 @@ from pyarrow import chunked_array
 from embark.data.columns import find_bad_ids, open_files, read_rows, refuse_empty
 from embark.data.loader import Batch, check_range
 from embark.errors import DataError
-from embark.features.arrays import Array, Int32s, Int64s
+from embark.features.arrays import Array, Int32s, Int64s, ragged_positions
 from embark.features.arrow.cells import as_utf8, normalize_array
 from embark.features.arrow.row_parser import Location, RowParser
 from embark.features.encoding import plain_options
@@ -60,15 +60,15 @@ class InteractionsSource:
         pairs = users * self._num_rows + self._items
         self._chosen = np.unique(pairs)
         self._trained = np.unique(pairs[np.arange(len(pairs)) < np.repeat(train_ends, lengths)])
-        self._catalog = np.unique(self._items)  # Negatives are drawn from these alone: other rows are no items.
+        self.catalog: Int32s = np.unique(self._items)  # Negatives are drawn from these alone: other rows are no items.
         self._num_eval_negatives = data.interactions.num_eval_negatives
         if not len(self._train_users):
             raise DataError(f"{data.path}: no user has an item to train on besides the two newest",
                             fix="a log with at least 4 rows for a user")
         num_distinct = np.bincount(self._chosen // self._num_rows)
-        if self._negatives is not None and num_distinct.max() >= len(self._catalog):
+        if self._negatives is not None and num_distinct.max() >= len(self.catalog):
             raise DataError(f"{data.path}: user {log.users[num_distinct.argmax()]} chose all of the "
-                            f"{len(self._catalog)} items of the log, so that no negative is left",
+                            f"{len(self.catalog)} items of the log, so that no negative is left",
                             fix="leave out this user, or add rows of other items")
         long = int((train_ends - self._starts > self._history.multi_hot).sum())
         self.notes: tuple[str, ...] = (f"{long:,} of {len(lengths):,} users have more than {self._history.multi_hot} "
@@ -96,6 +96,13 @@ class InteractionsSource:
         num = self._num_eval_negatives if self._negatives else 0
         return self._batch(self._eval_users[start:stop], self._eval_ends, self._chosen,
                            stream_key(self._seed, _EVAL_NEGATIVES), num)
+
+    def eval_seen(self, start: int, stop: int) -> tuple[Int32s, Int64s]:
+        """Return all items before the held-out one, user by user, and how many each user has."""
+        check_range(start, stop, self.num_eval_samples)
+        users = self._eval_users[start:stop]
+        lengths = self._eval_ends[users] - 1 - self._starts[users]
+        return self._items[ragged_positions(self._starts[users], lengths)], lengths
 
     def _batch(self, users: Int64s, ends: Int64s, chosen: Int64s, key: Any, num_negatives: int) -> Batch:
         ends = ends[users]
@@ -125,7 +132,7 @@ class InteractionsSource:
         pending = np.ones(counters.shape, bool)
         for turn in range(MAX_REDRAWS):
             bits = hash_counters(key, counters[pending] * MAX_REDRAWS + turn)
-            drawn[pending] = self._catalog[(uniform(bits) * len(self._catalog)).astype(np.int64)]
+            drawn[pending] = self.catalog[(uniform(bits) * len(self.catalog)).astype(np.int64)]
             pairs = np.broadcast_to(users[:, None], counters.shape)[pending] * self._num_rows + drawn[pending]
             at = np.minimum(np.searchsorted(chosen, pairs), len(chosen) - 1)
             pending[pending] = chosen[at] == pairs

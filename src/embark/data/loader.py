@@ -248,6 +248,18 @@ class SampleSource(Protocol):
         """Return samples `start` to `stop` of the held-out ones."""
 
 
+class SequenceSource(SampleSource, Protocol):
+    """Samples of next-item models: in those of an evaluation the history's last id is the held-out item."""
+
+    @property
+    def catalog(self) -> Int32s:
+        """The rows of the history's table, rising, that are items of the log: what is ranked and drawn."""
+
+    def eval_seen(self, start: int, stop: int) -> tuple[Int32s, Int64s]:
+        """Return all items that the users of `eval_rows` chose before the held-out one, user by user, and how many each
+        has: also those for which the history has no room."""
+
+
 def check_range(start: int, stop: int, num_samples: int) -> None:
     """Raise if there are no samples `start` to `stop`."""
     if not 0 <= start <= stop <= num_samples:
