@@ -37,7 +37,7 @@ def keep_id_maps(run_uri: str, path: str) -> None:
     if target.exists(MANIFEST):
         return
     records = (manifest.settings.get("id_maps") or {}).values()
-    files = [normalize_path(record[name]) for record in records for name in ("keys", "ids") if name in record]
+    files = [normalize_path(record[name]) for record in records for name in ("keys", "ids", "counts") if name in record]
     transfer = Transfer(source, target, [CopyItem(file, source.size(file)) for file in (*files, MANIFEST)],
                         mark=manifest.fingerprint())
     transfer.run(transfer.plan([MANIFEST]), verify=False)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any, Literal
 
 import numpy as np
@@ -18,7 +16,7 @@ from embark.data.prepare.rows import BadRows, SegmentCounts
 from embark.data.prepare.sampling import Sample, take_sample
 from embark.data.prepare.tasks import open_reader
 from embark.data.prepared import MANIFEST, Manifest, PartWriter, Split
-from embark.data.prepared.cache import local_folder
+from embark.data.prepared.cache import read_array
 from embark.data.prepared.manifest import NUMBERS, Size
 from embark.errors import DataError, nearest
 from embark.features.arrays import Array
@@ -29,13 +27,10 @@ from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
 from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
 from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, legacy_features
-from embark.store import open_store
 from embark.store.object_store import normalize_path
 
 _CHUNK_BYTES = 8 << 20
 _SPLIT: Split = "validation"
-BAD_ARRAY = (OSError, ValueError, EOFError, OverflowError, TypeError, SyntaxError, TokenError)
-"""Raised by `np.load` for a file that is no array."""
 _SCHEMA = TypeAdapter(Schema)
 
 
@@ -141,7 +136,7 @@ class PreparedWith:
         """Return the keys, what is known of each, and whether they are what the manifest says."""
         digest, arrays = hashlib.sha256(), []
         for name in ("keys", "ids"):
-            array, checksum = _read_array(self.path, normalize_path(about[name]))
+            array, checksum = read_array(self.path, normalize_path(about[name]))
             digest.update(checksum)
             arrays.append(array)
         return arrays[0], arrays[1], digest.hexdigest() == about["sha256"]
@@ -151,19 +146,6 @@ def is_id_map(keys: Array, ids: Array, num_rows: int) -> bool:
     """Return whether these are keys and the id of each, below `num_rows`: a forged map may have fitting checksums."""
     return bool(keys.ndim == 1 and keys.shape == ids.shape and keys.dtype.kind == "u" and ids.dtype.kind in "iu"
                 and ids.min(initial=0) >= 0 and ids.max(initial=0) < num_rows)
-
-
-def _read_array(path: str, name: str) -> tuple[Array, bytes]:
-    """Read an array, or map it if it lies on this machine; return also its file's SHA-256."""
-    folder = local_folder(path)
-    try:
-        if folder is not None:
-            with (folder / name).open("rb") as file:
-                return np.load(folder / name, mmap_mode="r"), hashlib.file_digest(file, "sha256").digest()
-        data = open_store(path).read(name)
-        return np.load(io.BytesIO(data), allow_pickle=False), hashlib.sha256(data).digest()
-    except BAD_ARRAY as error:
-        raise DataError(f"{path}/{name}: cannot be read ({error})", fix=REPAIR) from None
 
 
 def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manifest, BadRows]:
