@@ -10,8 +10,8 @@ import numpy as np
 
 from embark.data.loader import Batch
 from embark.errors import DataError
-from embark.features.arrays import Int32s, Int64s, Mask, ragged_positions
-from embark.features.hashing import hash_counters, stream_key, uniform
+from embark.features.arrays import Hashes, Int32s, Int64s, Mask, ragged_positions
+from embark.features.hashing import STEP, hash_counters, stream_key, uniform
 from embark.spec.data import DataSpec
 from embark.spec.model import ModelSpec
 
@@ -93,39 +93,47 @@ class NextItemBatches:
 
     def _draw(self, users: Users, key: Any, num: int, sampler: FrequencySampler | None) -> Int32s:
         """Draw items of the log that are not among the users' own, by user and index alone."""
-        chosen = _Chosen(users, int(self.catalog[-1]) + 1)
-        counters = (users.numbers[:, None] * num + np.arange(num)).reshape(-1)
-        owner = np.repeat(np.arange(len(users.numbers)), num)
-        drawn = np.empty(len(counters), np.int32)
-        pending = np.arange(len(counters))
-        for turn in range(MAX_REDRAWS):
-            fractions = uniform(hash_counters(key, counters[pending] * MAX_REDRAWS + turn))
-            at = (fractions * len(self.catalog)).astype(np.int64) if sampler is None else sampler.draw(fractions)
-            drawn[pending] = items = self.catalog[at]
-            pending = pending[chosen.has(owner[pending], items)]
+        num_rows = int(self.catalog[-1]) + 1
+        chosen = _Chosen(users, num_rows)
+        counters = ((users.numbers * num)[:, None] + np.arange(num)).reshape(-1) * MAX_REDRAWS
+        owner = np.repeat(np.arange(len(users.numbers)) * num_rows, num)
+        drawn = self._items(hash_counters(key, counters), sampler)
+        pending = np.flatnonzero(chosen.has(owner + drawn))
+        for turn in range(1, MAX_REDRAWS):
             if not len(pending):
                 break
+            drawn[pending] = self._items(hash_counters(key, counters[pending] + turn), sampler)
+            pending = pending[chosen.has(owner[pending] + drawn[pending])]
         return drawn
+
+    def _items(self, bits: Hashes, sampler: FrequencySampler | None) -> Int32s:
+        """Return an item of the catalog for each 64 random bits."""
+        if sampler is not None:
+            return self.catalog[sampler.draw(uniform(bits))]
+        bits >>= np.uint64(32)
+        bits *= np.uint64(len(self.catalog))
+        bits >>= np.uint64(32)
+        return self.catalog.take(bits.view(np.int64))
 
 
 class _Chosen:
     """The items of some users. Marks in a small table find nearly all items that are not among them."""
 
     def __init__(self, users: Users, num_rows: int) -> None:
-        self._num_rows = num_rows
-        owner = np.repeat(np.arange(len(users.lengths)), users.lengths)
-        self._pairs = np.sort(owner * num_rows + users.items)
+        owner = np.repeat(np.arange(len(users.lengths)) * num_rows, users.lengths)
+        self._pairs = np.sort(owner + users.items)
         self._shift = np.uint64(64 - max(10, (_FILTER_BITS * len(self._pairs)).bit_length()))
         self._marks = np.zeros(1 << (64 - int(self._shift)), np.bool_)
         self._marks[self._slots(self._pairs)] = True
 
-    def _slots(self, pairs: Int64s) -> Any:
-        return (pairs.view(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> self._shift
+    def _slots(self, pairs: Int64s) -> Hashes:
+        slots = pairs.view(np.uint64) * np.uint64(STEP)
+        slots >>= self._shift
+        return slots
 
-    def has(self, owner: Int64s, items: Int32s) -> Mask:
-        """Tell of each item whether its user has it."""
-        pairs = owner * self._num_rows + items
-        found: Mask = self._marks[self._slots(pairs)]
+    def has(self, pairs: Int64s) -> Mask:
+        """Tell of each pair of a user and an item whether the user has the item."""
+        found: Mask = self._marks.take(self._slots(pairs).view(np.int64))
         maybe = np.flatnonzero(found)
         at = np.minimum(np.searchsorted(self._pairs, pairs[maybe]), max(0, len(self._pairs) - 1))
         found[maybe] = self._pairs[at] == pairs[maybe]

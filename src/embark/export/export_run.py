@@ -13,7 +13,8 @@ from embark import __version__
 from embark.data.dynamic_ids import FREE, MAP, table_key, unmixed
 from embark.data.kept_maps import find_id_maps
 from embark.data.loader import SampleSource
-from embark.data.prepare.later_rows import PreparedWith
+from embark.data.prepare.later_rows import PreparedWith, next_item_rows
+from embark.data.prepared.manifest import SEQUENCES
 from embark.errors import DataError, UserError
 from embark.export.artifact import (
     DENSE,
@@ -163,12 +164,20 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
     if data.kind == "prepared" and model.has_dynamic_tables:
         raise UserError(f"{trained.run_dir.uri}: has dynamic tables over prepared ids, and is not exported",
                         fix='train on the values themselves, data.kind = "columns"')
-    if data.kind == "prepared":
+    if data.kind in ("prepared", "interactions"):
         found = find_id_maps(trained.run_dir.uri, trained.spec, trained.fingerprint)
         manifest = found.manifest
-        if manifest is None:
+        if manifest is None and data.kind == "prepared":
             raise DataError(f"{data.path}: the id maps of the run's data cannot be read: {found.why}", fix=found.fix)
-        if before := PreparedWith.of(found.path, manifest):
+        before = PreparedWith.of(found.path, manifest) if manifest else None
+        if before and manifest and SEQUENCES in manifest.settings:
+            schema, prepare, encoder = next_item_rows(model, data, before)
+            rows = RowFormat(
+                columns=schema.unlabelled(), prepare=prepare, layout=encoder.layout, plain_ids=data.on_bad_id,
+                hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps}, features=PLAIN_FEATURES,
+                numbers=_with_state(encoder.numbers, PLAIN_FEATURES))
+            return rows, _tensors(encoder.maps), encoder
+        if before and manifest:
             encoder = before.row_encoder()
             rows = RowFormat(
                 columns=before.schema.unlabelled(), prepare=before.prepare, layout=manifest.layout,

@@ -20,13 +20,14 @@ from embark.data.prepared.cache import read_array
 from embark.data.prepared.manifest import NUMBERS, Size
 from embark.errors import DataError, nearest
 from embark.features.arrays import Array
-from embark.features.encoding import IdMap, RowEncoder
+from embark.features.encoding import IdMap, RowEncoder, plain_row_format
 from embark.features.layout import REPAIR, Feature
 from embark.features.numbers import Numbers, recorded_numbers
 from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
-from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
+from embark.spec.data import REMOVED_OPTIONS, DataSpec, PrepareSpec
 from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, legacy_features
+from embark.spec.model import CANDIDATE, ModelSpec
 from embark.store.object_store import normalize_path
 
 _CHUNK_BYTES = 8 << 20
@@ -140,6 +141,19 @@ class PreparedWith:
             digest.update(checksum)
             arrays.append(array)
         return arrays[0], arrays[1], digest.hexdigest() == about["sha256"]
+
+
+def next_item_rows(model: ModelSpec, data: DataSpec, before: PreparedWith) -> tuple[Schema, PrepareSpec, RowEncoder]:
+    """Describe the rows that a model of the next item scores: histories and candidates as the log has its items."""
+    schema, options, encoder = plain_row_format(model, data)
+    item = before.manifest.layout.features[0]
+    known, maps = before.id_map(item), list[IdMap]()
+    for column, one in zip(schema.sparse, encoder.maps, strict=True):
+        if one.feature.name in (model.sequence.history, CANDIDATE):
+            one = replace(one, column=replace(column, kind=known.column.kind), keys=known.keys, ids=known.ids,
+                          hashed_rows=0)
+        maps.append(one)
+    return replace(schema, sparse=tuple(one.column for one in maps)), options, replace(encoder, maps=tuple(maps))
 
 
 def is_id_map(keys: Array, ids: Array, num_rows: int) -> bool:

@@ -78,7 +78,8 @@ def log_schema(spec: RunSpec, inputs: Inputs, files: Sequence[InputFile]) -> Sch
         raise DataError(f"{where}: a split by time needs times", fix="name their column in data.time_column")
     times = find_times(spec.features, data.model_copy(update={"time_column": time, "prepare": prepare}),
                        sample.columns, where)
-    features = _feature_names(spec, names["users"], names["items"], time)
+    features = {names["users"]: table_name(names["users"]),
+                names["items"]: spec.model.sequence.history or table_name(names["items"])}
     sparse = tuple(SparseColumn(features[column], "integer" if by_name[column].type == "integer" else "text",
                                 column=column, is_required=True, is_user=column == names["users"],
                                 rows=next((table.rows for table in spec.model.tables if column == names["items"] and
@@ -100,9 +101,8 @@ def _called(role: str, columns: Sequence[Column], taken: Any) -> str:
     return next((column.name for column in columns if column.name not in taken and is_called(column.name, role)), "")
 
 
-def _feature_names(spec: RunSpec, user: str, item: str, time: str) -> dict[str, str]:
-    roles = spec.model.sequence
-    return {user: table_name(user), item: roles.history or table_name(item), time: roles.times or table_name(time)}
+def _time_name(spec: RunSpec, column: str) -> str:
+    return (spec.model.sequence.times or table_name(column)) if column else ""
 
 
 def describe(spec: RunSpec, schema: Schema) -> str:
@@ -117,6 +117,14 @@ def describe(spec: RunSpec, schema: Schema) -> str:
         **data, "prepare": prepare, "interactions": {"user": user, "item": item}}})
 
 
+def log_layout(item: str, num_items: int, time: str) -> Layout:
+    """Return the layout of users: their items, the times of these, and how many of them are for what."""
+    lists = [Feature(item, num_items, MAX_NUMBER - 1, is_ragged=True)]
+    if time:
+        lists.append(Feature(time, MAX_NUMBER, MAX_NUMBER - 1, is_ragged=True))
+    return Layout((), (*lists, *(Feature(name, MAX_NUMBER) for name in HELD_OUT_ENDS)))
+
+
 class LogPreparation(Preparation):
     """The tasks of a log: segments to buckets of users, the ids of items, buckets to sequences."""
 
@@ -126,15 +134,6 @@ class LogPreparation(Preparation):
     def record_type(self) -> np.dtype[Any]:
         """A row between the stages."""
         return np.dtype([("user", "<u8"), ("item", "<u8"), *([("time", "<i8")] if self.schema.time_column else [])])
-
-    def sequence_layout(self, num_items: int) -> Layout:
-        """Return the layout of users."""
-        names = [self.schema.sparse[_ITEM].name]
-        if self.schema.time_column:
-            names.append(_feature_names(self.spec, "", "", self.schema.time_column)[self.schema.time_column])
-        lists = (Feature(name, rows, MAX_NUMBER - 1, is_ragged=True)
-                 for name, rows in zip(names, (num_items, MAX_NUMBER), strict=False))
-        return Layout((), (*lists, *(Feature(name, MAX_NUMBER) for name in HELD_OUT_ENDS)))
 
     def _stage(self, task: Task, report: Report) -> Finish:
         """Spread rows over buckets of users, run by run."""
@@ -200,7 +199,7 @@ class LogPreparation(Preparation):
                    for split in splits}
         for split, mask in splits.items():
             writers[split].add(users.select(mask))
-        num_distinct = _most_distinct(np.cumsum(is_first) - 1, ids, lengths)
+        _, num_distinct = most_distinct(ids, lengths)
 
         def finish() -> dict[str, Any]:
             parts, held_out = {}, {}
@@ -248,14 +247,16 @@ def ends_by_time(users: Int64s, lengths: Int64s, times: Int64s, starts: Sequence
     return np.stack([before[0], *held_out], axis=1)
 
 
-def _most_distinct(users: Int64s, ids: Array, lengths: Int64s) -> int:
-    """Return how many different items the user with the most has. Longer lists are looked at first."""
-    starts, most = np.cumsum(lengths) - lengths, 0
+def most_distinct(ids: Array, lengths: Int64s) -> tuple[int, int]:
+    """Return the user with the most different items, and how many these are. Longer lists are looked at first."""
+    starts, found, most = np.cumsum(lengths) - lengths, 0, 0
     for user in np.argsort(-lengths, kind="stable").tolist():
         if lengths[user] <= most:
             break
-        most = max(most, len(np.unique(ids[starts[user] : starts[user] + lengths[user]])))
-    return most
+        num = len(np.unique(ids[starts[user] : starts[user] + lengths[user]]))
+        if num > most:
+            found, most = user, num
+    return found, most
 
 
 class LogRun(Run):
@@ -270,12 +271,13 @@ class LogRun(Run):
             records = self._do(pool, "reading", tasks)
             bad = self._checked_rows(tasks, records)
             id_maps = self._id_maps(self._do(pool, "numbering ids", self._number_tasks(records)))
-            item = self.work.schema.sparse[_ITEM].name
+            schema = self.work.schema
+            item = schema.sparse[_ITEM].name
             id_maps = {item: id_maps[item] | {"counts": id_maps[item]["keys"].replace(".keys.", ".counts.")}}
-            layout = self.work.sequence_layout(id_maps[item]["rows"])  # type: ignore[attr-defined]
+            layout = log_layout(item, id_maps[item]["rows"], _time_name(self.work.spec, schema.time_column))
             first, last = _span(records)
             if (last - first) // 1_000_000 >= MAX_NUMBER:
-                raise DataError(f"the times of column {self.work.schema.time_column!r} span more than 2³¹ seconds",
+                raise DataError(f"the times of column {schema.time_column!r} span more than 2³¹ seconds",
                                 fix='set data.prepare.time_unit = "ms" if they are milliseconds')
             written = self._do(pool, "writing", [
                 Task("sequence", f"{number:05d}", num, layout=layout, starts=bounds, first_time=first,
