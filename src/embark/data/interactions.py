@@ -141,7 +141,8 @@ class Log:
         schema = replace(self.schema, sparse=tuple(
             replace(column, name=history, column=column.source, kind="text") for column in self.schema.sparse))
         files = IdFiles.of(Path(IDS), history)
-        arrays = {str(files.keys): self.keys, str(files.ids): self.ids, str(files.counts): self.counts}
+        arrays: dict[str, Array] = {
+            str(files.keys): self.keys, str(files.ids): self.ids, str(files.counts): self.counts}
         num_rows = len(self.ids) + 1
         about = files.record("frequency", {"rows": num_rows, "distinct": len(self.ids), "kept": len(self.ids),
                                            "sha256": _sha256(self.keys, self.ids)}) | {"counts": str(files.counts)}

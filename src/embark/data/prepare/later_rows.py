@@ -17,7 +17,7 @@ from embark.data.prepare.sampling import Sample, take_sample
 from embark.data.prepare.tasks import open_reader
 from embark.data.prepared import MANIFEST, Manifest, PartWriter, Split
 from embark.data.prepared.cache import read_array
-from embark.data.prepared.manifest import NUMBERS, Size
+from embark.data.prepared.manifest import NUMBERS, SEQUENCES, Size
 from embark.errors import DataError, nearest
 from embark.features.arrays import Array
 from embark.features.encoding import IdMap, RowEncoder, plain_row_format
@@ -100,6 +100,8 @@ class PreparedWith:
     def row_encoder(self) -> RowEncoder:
         """Read all id maps and compare them with their checksums."""
         layout = self.manifest.layout
+        if SEQUENCES in self.manifest.settings:  # the other features of a user have no values of a column
+            layout = replace(layout, features=layout.features[:1])
         return RowEncoder(self.numbers, layout, tuple(self.id_map(feature) for feature in layout.features),
                           statistics=self.statistics())
 

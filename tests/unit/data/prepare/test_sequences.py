@@ -173,7 +173,8 @@ def test_a_killed_preparation_goes_on_and_gives_the_same_bytes(tmp_path, monkeyp
 
 def test_malformed_rows_are_counted_and_quoted_and_the_rest_is_kept(tmp_path):
     rows = rows_of(5)
-    bad = [("", "item-1", 1_700_000_000), ("u1", "", 1_700_000_000), ("u1", "item-2", "yesterday"), ("u1", "item-3", "")]
+    bad = [("", "item-1", 1_700_000_000), ("u1", "", 1_700_000_000), ("u1", "item-2", "yesterday"),
+           ("u1", "item-3", "")]
     write(tmp_path / "log.csv", [*rows[:50], *bad, *rows[50:]])
     with pytest.raises(DataError, match=r"4 of .* rows cannot be read"):
         prepare_from_spec(spec_of(tmp_path))
@@ -250,11 +251,13 @@ def test_any_slices_of_an_epoch_are_the_epoch(tmp_path, monkeypatch):
     source = open_source(resolve_from_data(spec_of(tmp_path)))
     num = source.num_train_samples
     whole = samples(source.train_rows(3, 0, num))
-    assert [one for start in range(0, num, 7) for one in samples(source.train_rows(3, start, min(num, start + 7)))] == whole
+    pieces = [source.train_rows(3, start, min(num, start + 7)) for start in range(0, num, 7)]
+    assert [one for piece in pieces for one in samples(piece)] == whole
     assert sorted(one[0] for one in whole) == sorted(one[0] for one in samples(source.train_rows(4, 0, num)))
     num = source.num_eval_samples
     whole = samples(source.eval_rows(0, num))
-    assert [one for start in range(0, num, 5) for one in samples(source.eval_rows(start, min(num, start + 5)))] == whole
+    pieces = [source.eval_rows(start, min(num, start + 5)) for start in range(0, num, 5)]
+    assert [one for piece in pieces for one in samples(piece)] == whole
     assert source.eval_rows(3, 3).label.shape == (0,)
 
 
@@ -268,15 +271,16 @@ def test_frequent_items_are_negatives_more_often_if_asked(tmp_path):
 
 def test_a_log_is_recognized_by_its_columns(tmp_path):
     write(tmp_path / "log.csv", [("4.5", *row) for row in rows_of(11)], "stars,reviewerID,asin,unixTime")
-    spec = resolve({"model": {"kind": "sasrec"}, "data": {"kind": "prepared", "path": str(tmp_path / "data"), "prepare": {
-        "input": str(tmp_path / "log.csv")}}})
+    spec = resolve({"model": {"kind": "sasrec"}, "data": {
+        "kind": "prepared", "path": str(tmp_path / "data"), "prepare": {"input": str(tmp_path / "log.csv")}}})
     shown = preview(spec)
     roles = {row["column"]: row["taken_for"] for row in shown.schema.describe()}
     assert 'user = "reviewerID"\nitem = "asin"' in shown.toml
     assert 'time_column = "unixTime"' in shown.toml
     assert roles["stars"] == "ignored"
     path = tmp_path / "shown.toml"
-    path.write_text(f'name = "a"\n{shown.toml}'.replace("[data]", f'[data]\nkind = "prepared"\npath = "{tmp_path}/data"'))
+    where = f'[data]\nkind = "prepared"\npath = "{tmp_path}/data"'
+    path.write_text(f'name = "a"\n{shown.toml}'.replace("[data]", where))
     assert prepare_from_spec(load_spec(str(path))).manifest.num_rows("train") > 0
 
 
