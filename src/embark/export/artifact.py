@@ -261,9 +261,8 @@ class Artifact:
         statistics = tuple(
             ValueStatistics(position, arrays[f"{column.name}.statistics.keys"], arrays[f"{column.name}.statistics"])
             for position, column in statistic_columns(rows.columns).items())
-        mapped = {name for name, (keys, _) in both.items() if keys is not None}
         return RowEncoder(rows.coded_numbers(), rows.layout, maps, rows.plain_ids,
-                          model.features_of_any_number | mapped, same_lengths_of(model), statistics)
+                          model.features_of_any_number, same_lengths_of(model), statistics)
 
 
 def open_versions(uri: str) -> CheckpointStore:

@@ -13,7 +13,8 @@ from embark import __version__
 from embark.data.dynamic_ids import FREE, MAP, table_key, unmixed
 from embark.data.kept_maps import find_id_maps
 from embark.data.loader import SampleSource
-from embark.data.prepare.later_rows import PreparedWith
+from embark.data.prepare.later_rows import PreparedWith, next_item_rows
+from embark.data.prepared.manifest import SEQUENCES
 from embark.errors import DataError, UserError
 from embark.export.artifact import (
     DENSE,
@@ -35,7 +36,7 @@ from embark.features.schema import Schema
 from embark.formatting import to_finite
 from embark.spec import RunSpec, user_code
 from embark.spec.features import FeaturesSpec
-from embark.spec.model import CANDIDATE, StoredTable
+from embark.spec.model import StoredTable
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import TrainedRun, find_trained
 
@@ -61,10 +62,10 @@ class ExportResult:
     model_file: str  # The file that scoring and serving a custom model need.
     best_step: int | None  # The step that the run's early stopping found best.
     item_index: ItemIndexInfo | None = None  # Set for a retrieval model.
+    why_no_index: str = ""  # Why a server cannot retrieve the model's items.
     parent: int | None = None  # The version that a delta changes.
     num_changed_rows: int = 0  # Rows in a delta.
     why_full: str = ""  # Why no delta was written, although one was asked for.
-    why_no_index: str = ""  # Why a server cannot retrieve the model's items.
     why_no_reference: str = ""  # Why requests cannot be compared with the rows that the model was evaluated on.
 
 
@@ -165,15 +166,20 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
     if data.kind == "prepared" and model.has_dynamic_tables:
         raise UserError(f"{trained.run_dir.uri}: has dynamic tables over prepared ids, and is not exported",
                         fix='train on the values themselves, data.kind = "columns"')
-    if data.kind == "prepared":
+    if data.kind in ("prepared", "interactions"):
         found = find_id_maps(trained.run_dir.uri, trained.spec, trained.fingerprint)
         manifest = found.manifest
-        if manifest is None:
+        if manifest is None and data.kind == "prepared":
             raise DataError(f"{data.path}: the id maps of the run's data cannot be read: {found.why}", fix=found.fix)
-        before = PreparedWith.of(found.path, manifest)
-        if before and model.is_next_item:
-            return _next_item_format(trained.spec, before)
-        if before:
+        before = PreparedWith.of(found.path, manifest) if manifest else None
+        if before and manifest and SEQUENCES in manifest.settings:
+            schema, prepare, encoder = next_item_rows(model, data, before)
+            rows = RowFormat(
+                columns=schema.unlabelled(), prepare=prepare, layout=encoder.layout, plain_ids=data.on_bad_id,
+                hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps}, features=PLAIN_FEATURES,
+                numbers=_with_state(encoder.numbers, PLAIN_FEATURES))
+            return rows, _tensors(encoder.maps), encoder
+        if before and manifest:
             encoder = before.row_encoder()
             rows = RowFormat(
                 columns=before.schema.unlabelled(), prepare=before.prepare, layout=manifest.layout,
@@ -192,23 +198,6 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
         hashed_rows={one.feature.name: one.hashed_rows for one in maps}, plain_ids=data.on_bad_id,
         features=PLAIN_FEATURES, numbers=_with_state(encoder.numbers, PLAIN_FEATURES))
     return rows, _tensors(by_slot), replace(encoder, maps=maps)
-
-
-def _next_item_format(spec: RunSpec, before: PreparedWith) -> tuple[RowFormat, list[TensorSource], RowEncoder]:
-    """Return the format of a history of raw items, and a candidate: the map of the log's items is that of both."""
-    model = spec.model
-    item = next(one for one in before.row_encoder().maps if one.feature.name == model.sequence.history)
-    mapped = (model.sequence.history, CANDIDATE)
-    schema, _, encoder = plain_row_format(model, spec.data)
-    sparse = tuple(replace(column, kind=item.column.kind) if column.name in mapped else column
-                   for column in schema.sparse)
-    maps = tuple(replace(one, column=column, keys=item.keys, ids=item.ids, hashed_rows=0)
-                 if column.name in mapped else one for column, one in zip(sparse, encoder.maps, strict=True))
-    rows = RowFormat(
-        columns=replace(schema, sparse=sparse).unlabelled(), prepare=before.prepare, layout=encoder.layout,
-        hashed_rows={one.feature.name: one.hashed_rows for one in maps}, plain_ids=spec.data.on_bad_id,
-        features=PLAIN_FEATURES)
-    return rows, _tensors(maps), replace(encoder, maps=maps, any_number=encoder.any_number | {*mapped})
 
 
 def _with_state(numbers: Numbers, features: FeaturesSpec) -> tuple[NumberCode, ...] | None:

@@ -48,14 +48,20 @@ class Values:
 def item_values(trained: TrainedRun) -> Values:
     """Return the values of the item table, read from the run's data."""
     data, item = trained.spec.data, trained.spec.model.retrieved
-    if data.kind != "prepared":
+    if data.kind not in ("prepared", "interactions"):
         return Values(None)
     from embark.data.export.id_values import read_values
 
     found = find_id_maps(trained.run_dir.uri, trained.spec, trained.fingerprint)
+    if found.manifest is None and data.kind == "interactions":  # whose items are rows of the table
+        return Values(None)
     if found.manifest is None:
         raise DataError(f"{data.path}: the values of the items cannot be read: {found.why}", fix=found.fix)
-    return Values(read_values(found.path, found.manifest, [item])[item].values)
+    table = read_values(found.path, found.manifest, [item])[item]
+    if table.values is None and not table.has_no_map:
+        raise DataError(f"{data.path}: the values of the items cannot be read: {table.note}",
+                        fix="put the files back that the data was prepared from")
+    return Values(table.values)
 
 
 class StoredValues:

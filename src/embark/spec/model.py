@@ -349,7 +349,7 @@ class ModelSpec(Section):
     @property
     def is_next_item(self) -> bool:
         """Whether the built-in model predicts the next item of a sequence, not a label."""
-        return self.sequence.is_next_item and not self.is_custom
+        return self.kind in ("sasrec", "hstu") and not self.sequence.candidate
 
     def feature(self, name: str) -> Table:
         return next(table for table in self.table_list() if table.name == name)

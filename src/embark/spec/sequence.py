@@ -70,7 +70,8 @@ def sequence_mistakes(spec: RunSpec) -> Iterator[Mistake]:
             yield conflict(f"{where}.multi_hot", table.multi_hot, f"rows of table {table.weights} are looked up one by "
                            "one, for a sequence", 'pooling = "none", or a table of its own')
     if model.kind in SEQUENCE_KINDS:
-        yield from _role_mistakes(spec)
+        if spec.data.kind != "prepared" or model.gives_tables or model.sequence.history:  # else the data says them
+            yield from _role_mistakes(spec)
     elif model.sequence != SequenceSpec() and not model.is_custom:
         yield conflict("model.sequence", "", f'has no effect on model.kind = "{model.kind}"', "leave it out")
     if model.has_sequences and model.kind not in (*SEQUENCE_KINDS, "two_tower") and not model.is_custom:

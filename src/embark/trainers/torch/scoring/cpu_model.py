@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -297,7 +296,6 @@ class ExportedSequenceModel(ExportedModel):
         self._one_table = None
         self._features = [(table, positions[table.name], lookup_of(artifact, table) if table.lookup else None)
                           for table in model.scored_features()]
-        self._has_item_map = model.is_next_item and f"{model.sequence.history}.keys" in artifact.id_maps
         if model.is_next_item:
             negatives = model.feature(model.sequence.negatives)
             # As many as a sample had in training, from all over the table.
@@ -329,7 +327,6 @@ class ExportedSequenceModel(ExportedModel):
     ) -> tuple[dict[str, Tensor], dict[str, JaggedSequence]]:
         """Return, by feature, one vector for each row, and sequences."""
         pooled, sequences = dict[str, Tensor](), dict[str, JaggedSequence]()
-        rows = self._known_items(rows) if of_sequences else rows
         for table, position, look_up in self._features:
             if table.is_sequence and not of_sequences:
                 continue
@@ -340,25 +337,6 @@ class ExportedSequenceModel(ExportedModel):
             else:
                 sequences[table.name] = JaggedSequence(look_up(ids, None) if look_up else ids, offsets, ids)
         return pooled, sequences
-
-
-    def _known_items(self, rows: Rows) -> Rows:
-        """Leave items out of histories that the map of the log's items does not have, and all but the newest."""
-        if not self._has_item_map:
-            return rows
-        ids, lengths = list(rows.ids), list(rows.lengths)
-        history, most = next((position, table.multi_hot) for table, position, _ in self._features if table.is_sequence)
-        own = np.diff(_offsets(rows, history))
-        users = np.repeat(np.arange(len(rows)), own)
-        is_known = ids[history].reshape(-1) > 0
-        num_known = np.bincount(users[is_known], minlength=len(rows))
-        from_newest = np.repeat(np.cumsum(num_known), own) - np.cumsum(is_known)
-        kept = is_known & (from_newest < most)
-        for table, position, _ in self._features:
-            if table.is_sequence:
-                ids[position] = ids[position].reshape(-1)[kept]
-                lengths[position] = np.bincount(users[kept], minlength=len(rows)).astype(np.int32)
-        return replace(rows, ids=tuple(ids), lengths=tuple(lengths))
 
 
 def _offsets(rows: Rows, position: int) -> NDArray[np.int64]:
