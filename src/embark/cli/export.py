@@ -103,6 +103,8 @@ def _render(console: Console, result: ExportResult) -> None:
     if index := result.item_index:
         console.text(f"Its index of {index.num_items:,} items ({index.kind}) finds {100 * index.recall:.1f} % of an "
                      f"exact search's first {index.k}.")
+    if result.why_no_index:
+        console.text(f"Servers cannot retrieve items: {result.why_no_index}.")
     if result.why_no_reference:
         console.text(f"Servers cannot report drift: {result.why_no_reference}.")
     console.text(f"Score rows with: embark score {result.uri} ROWS.csv --to scores.parquet"

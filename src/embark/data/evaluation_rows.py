@@ -209,7 +209,7 @@ class TrainingRows:
     def __init__(self, source: SampleSource) -> None:
         self._source = source
         self.num_train_samples = self.num_eval_samples = source.num_train_samples
-        self.notes = source.notes
+        self.notes, self.catalog = source.notes, getattr(source, "catalog", None)
 
     def fingerprint(self) -> str:
         return self._source.fingerprint()

@@ -20,6 +20,13 @@ _ROWS_AT_ONCE = 65_536
 _NEGATIVES = 0x6E6567  # The stream of random numbers.
 
 
+def next_items(source: SampleSource, model: ModelSpec) -> Int32s:
+    """Return the rising rows of the history's table that a model of the next item ranks: those of the log's items, or
+    all where the source does not know them."""
+    found: Int32s | None = getattr(source, "catalog", None)
+    return np.arange(model.feature(model.sequence.history).rows, dtype=np.int32) if found is None else found
+
+
 @dataclass(frozen=True, slots=True)
 class ItemCatalog:
     """All items of the training data, by rising id."""

@@ -1,5 +1,6 @@
-"""What a run keeps of its prepared data in `RUN/data/FINGERPRINT`: the manifest and the id maps, but no rows. With them
-it is exported, and evaluated on raw rows, where its data is not: a laptop does not see the volume that pods mount.
+"""What a run keeps of its prepared data, or of a log that it read, in `RUN/data/FINGERPRINT`: the manifest and the id
+maps, but no rows. With them it is exported, and evaluated on raw rows, where its data is not: a laptop does not see the
+volume that pods mount.
 
 All id maps are kept, however large: a value takes 12 bytes there, its row in a checkpoint at least 4 for each number of
 its vector and for the optimizer, and a run writes its maps once.
@@ -7,9 +8,13 @@ its vector and for the optimizer, and a run writes its maps once.
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 
+import numpy as np
+
 from embark.data import LOOK
+from embark.data.interactions import LogMaps
 from embark.data.prepared import MANIFEST, Manifest
 from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.spec.run import RunSpec
@@ -37,17 +42,29 @@ def keep_id_maps(run_uri: str, path: str) -> None:
     if target.exists(MANIFEST):
         return
     records = (manifest.settings.get("id_maps") or {}).values()
-    files = [normalize_path(record[name]) for record in records for name in ("keys", "ids") if name in record]
+    files = [normalize_path(record[name]) for record in records for name in ("keys", "ids", "counts") if name in record]
     transfer = Transfer(source, target, [CopyItem(file, source.size(file)) for file in (*files, MANIFEST)],
                         mark=manifest.fingerprint())
     transfer.run(transfer.plan([MANIFEST]), verify=False)
+
+
+def keep_log_maps(run_uri: str, log: LogMaps) -> None:
+    """Write the id map of a log that was read into memory to a run's directory, unless it is there."""
+    target = open_store(_kept_uri(run_uri, log.manifest.fingerprint()))
+    if target.exists(MANIFEST):
+        return
+    for name, array in log.arrays.items():
+        data = io.BytesIO()
+        np.save(data, array)
+        target.write(name, data.getvalue())
+    target.write(MANIFEST, log.manifest.to_text().encode())
 
 
 def find_id_maps(run_uri: str, spec: RunSpec, fingerprint: str) -> FoundMaps:
     """Find the manifest and the id maps of the prepared data with this fingerprint: at `data.path`, or kept with the
     run."""
     path = spec.data.path
-    manifest, why = find_manifest(path, LOOK)
+    manifest, why = find_manifest(path, LOOK) if spec.data.kind == "prepared" else (None, "it is a log")
     if manifest is not None and fingerprint in ("", manifest.fingerprint()):
         return FoundMaps(path, manifest)
     why = why or "it was changed or prepared again since"

@@ -152,8 +152,7 @@ def eval_batches(source: SampleSource, *, batch_size: int, rank: int, world_size
     num_samples = source.num_eval_samples
 
     def make(number: int) -> Batch:
-        start = min(number * batch_size + rank * size, num_samples)
-        stop = min(start + size, num_samples)
+        start, stop = eval_range(number, num_samples, batch_size, rank, world_size)
         if stop - start == size:
             return source.eval_rows(start, stop)
         some = source.eval_rows(start, stop) if stop > start else source.eval_rows(num_samples - 1, num_samples)
@@ -166,6 +165,14 @@ def eval_batches(source: SampleSource, *, batch_size: int, rank: int, world_size
         yield from ahead.take()
     finally:
         ahead.close()
+
+
+def eval_range(number: int, num_samples: int, batch_size: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Return which held-out samples a rank has in batch `number` of an evaluation: the first, and the one behind the
+    last."""
+    size = samples_per_rank(batch_size, world_size)
+    start = min(number * batch_size + rank * size, num_samples)
+    return start, min(start + size, num_samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +253,18 @@ class SampleSource(Protocol):
 
     def eval_rows(self, start: int, stop: int) -> Batch:
         """Return samples `start` to `stop` of the held-out ones."""
+
+
+class SequenceSource(SampleSource, Protocol):
+    """Samples of next-item models: in those of an evaluation the history's last id is the held-out item."""
+
+    @property
+    def catalog(self) -> Int32s:
+        """The rows of the history's table, rising, that are items of the log: what is ranked and drawn."""
+
+    def eval_seen(self, start: int, stop: int) -> tuple[Int32s, Int64s]:
+        """Return all items that the users of `eval_rows` chose before the held-out one, user by user, and how many each
+        has: also those for which the history has no room."""
 
 
 def check_range(start: int, stop: int, num_samples: int) -> None:

@@ -13,7 +13,8 @@ from embark import __version__
 from embark.data.dynamic_ids import FREE, MAP, table_key, unmixed
 from embark.data.kept_maps import find_id_maps
 from embark.data.loader import SampleSource
-from embark.data.prepare.later_rows import PreparedWith
+from embark.data.prepare.later_rows import PreparedWith, next_item_rows
+from embark.data.prepared.manifest import SEQUENCES
 from embark.errors import DataError, UserError
 from embark.export.artifact import (
     DENSE,
@@ -61,13 +62,14 @@ class ExportResult:
     model_file: str  # The file that scoring and serving a custom model need.
     best_step: int | None  # The step that the run's early stopping found best.
     item_index: ItemIndexInfo | None = None  # Set for a retrieval model.
+    why_no_index: str = ""  # Why a server cannot retrieve the model's items.
     parent: int | None = None  # The version that a delta changes.
     num_changed_rows: int = 0  # Rows in a delta.
     why_full: str = ""  # Why no delta was written, although one was asked for.
     why_no_reference: str = ""  # Why requests cannot be compared with the rows that the model was evaluated on.
 
 
-BuildIndex = Callable[[TrainedRun, CheckpointArrays], tuple[ItemIndexInfo, list[TensorSource]]]
+BuildIndex = Callable[[TrainedRun, CheckpointArrays], tuple[ItemIndexInfo | None, list[TensorSource]]]
 
 
 def export_run(
@@ -92,7 +94,8 @@ def export_run(
         run=trained.run_dir.uri, step=trained.checkpoint.step, uri=uri, tables=tables,
         table_bytes=table_bytes(tables), fp32_table_bytes=table_bytes("fp32"), item_index=contents.info.item_index,
         model_file=user_code.file_of(model.kind) if model.is_custom else "", best_step=trained.best_step,
-        why_no_reference=contents.reference.why_none, **asdict(written))
+        why_no_reference=contents.reference.why_none, why_no_index="" if contents.info.item_index or not model.retrieved
+        else "faiss is not installed, which pip install 'embark-rec[retrieval]' does", **asdict(written))
 
 
 def export_uri(trained: TrainedRun, to: str) -> str:
@@ -112,7 +115,7 @@ def read_contents(
     rows, maps, encoder = _row_format(trained, arrays)
     evaluated = trained.checkpoint.values.get("eval")
     model = trained.spec.model
-    item_index, items = build_index(trained, arrays) if build_index and model.kind == "two_tower" else (None, [])
+    item_index, items = build_index(trained, arrays) if build_index and model.retrieved else (None, [])
     info = ArtifactInfo(
         embark=__version__, run=trained.run_dir.uri, step=trained.checkpoint.step, tables=tables,
         model=model.model_copy(update={"tables": model.table_list(), "code": ""}), rows=rows,
@@ -163,12 +166,20 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
     if data.kind == "prepared" and model.has_dynamic_tables:
         raise UserError(f"{trained.run_dir.uri}: has dynamic tables over prepared ids, and is not exported",
                         fix='train on the values themselves, data.kind = "columns"')
-    if data.kind == "prepared":
+    if data.kind in ("prepared", "interactions"):
         found = find_id_maps(trained.run_dir.uri, trained.spec, trained.fingerprint)
         manifest = found.manifest
-        if manifest is None:
+        if manifest is None and data.kind == "prepared":
             raise DataError(f"{data.path}: the id maps of the run's data cannot be read: {found.why}", fix=found.fix)
-        if before := PreparedWith.of(found.path, manifest):
+        before = PreparedWith.of(found.path, manifest) if manifest else None
+        if before and manifest and SEQUENCES in manifest.settings:
+            schema, prepare, encoder = next_item_rows(model, data, before)
+            rows = RowFormat(
+                columns=schema.unlabelled(), prepare=prepare, layout=encoder.layout, plain_ids=data.on_bad_id,
+                hashed_rows={one.feature.name: one.hashed_rows for one in encoder.maps}, features=PLAIN_FEATURES,
+                numbers=_with_state(encoder.numbers, PLAIN_FEATURES))
+            return rows, _tensors(encoder.maps), encoder
+        if before and manifest:
             encoder = before.row_encoder()
             rows = RowFormat(
                 columns=before.schema.unlabelled(), prepare=before.prepare, layout=manifest.layout,

@@ -47,15 +47,21 @@ class Values:
 
 def item_values(trained: TrainedRun) -> Values:
     """Return the values of the item table, read from the run's data."""
-    data, item = trained.spec.data, trained.spec.model.two_tower.item
-    if data.kind != "prepared":
+    data, item = trained.spec.data, trained.spec.model.retrieved
+    if data.kind not in ("prepared", "interactions"):
         return Values(None)
     from embark.data.export.id_values import read_values
 
     found = find_id_maps(trained.run_dir.uri, trained.spec, trained.fingerprint)
+    if found.manifest is None and data.kind == "interactions":  # whose items are rows of the table
+        return Values(None)
     if found.manifest is None:
         raise DataError(f"{data.path}: the values of the items cannot be read: {found.why}", fix=found.fix)
-    return Values(read_values(found.path, found.manifest, [item])[item].values)
+    table = read_values(found.path, found.manifest, [item])[item]
+    if table.values is None and not table.has_no_map:
+        raise DataError(f"{data.path}: the values of the items cannot be read: {table.note}",
+                        fix="put the files back that the data was prepared from")
+    return Values(table.values)
 
 
 class StoredValues:
@@ -63,6 +69,15 @@ class StoredValues:
 
     def __init__(self, arrays: Mapping[str, Array]) -> None:
         self._numbers, self._text, self._offsets = (arrays.get(name) for name in (NUMBERS, TEXT, OFFSETS))
+
+    def like(self, value: Any) -> tuple[int | str, ...]:
+        """Return the item that a value of a request stands for; empty if none of this type can."""
+        if self._numbers is None:
+            return (str(value),)
+        try:
+            return (int(value),)
+        except (TypeError, ValueError, OverflowError):
+            return ()
 
     def __getitem__(self, position: int) -> int | str:
         if self._numbers is not None:

@@ -125,7 +125,7 @@ def _next_number(versions: CheckpointStore) -> int:
 def _changes(contents: VersionContents, versions: CheckpointStore) -> tuple[_Delta, str]:
     """Return what changed since the current version, or the reason why a full version must be written."""
     if contents.info.item_index:
-        return _Delta(), "a retrieval model has an item index, which is built anew"
+        return _Delta(), "its item index is built anew"
     try:
         named = current(versions)
         if not (parent := versions.find(named.version)):

@@ -122,6 +122,11 @@ class RowEncoder:
     same_lengths: tuple[str, ...] = ()  # Features that have as many values as each other, such as items and times.
     statistics: tuple[ValueStatistics, ...] = ()
 
+    @property
+    def _unchecked(self) -> frozenset[str]:
+        """Features whose keys are not ids of their tables: any numbers, and values that have a map."""
+        return self.any_number | {one.feature.name for one in self.maps if one.keys is not None}
+
     def encode(self, raw: RawRows) -> Rows:
         """Encode rows that are `readable`. The dense values of `raw` are changed in place."""
         ids = tuple(self._ids_of(*column) for column in zip(self.maps, raw.keys, raw.is_missing, strict=True))
@@ -167,8 +172,8 @@ class RowEncoder:
             return raw
         paired = [lengths for feature, lengths in zip(self.layout.features, raw.lengths, strict=True)
                   if feature.name in self.same_lengths and lengths is not None]
-        raw = raw.cut_lists([feature.multi_hot for feature in self.layout.features])
-        is_bad, reasons = np.zeros(len(raw), np.bool_), Counter(raw.reasons)
+        raw = self._known(raw).cut_lists([feature.multi_hot for feature in self.layout.features])
+        is_bad, reasons, unchecked = np.zeros(len(raw), np.bool_), Counter(raw.reasons), self._unchecked
 
         def refuse(mask: Mask, why: str) -> None:
             if num := int((mask & ~is_bad).sum()):
@@ -184,7 +189,7 @@ class RowEncoder:
                 keys.append(own)
                 continue
             ids = own.view(np.int64)
-            is_any = feature.name in self.any_number
+            is_any = feature.name in unchecked
             is_outside = np.zeros(len(ids), np.bool_) if is_any else (ids < 0) | (ids >= feature.rows)
             if is_missing is not None:
                 refuse(is_missing, f"column {feature.name!r} is empty")
@@ -200,6 +205,21 @@ class RowEncoder:
             refuse(one != other, f"columns {names} have different numbers of values")
         return replace(raw, keys=tuple(keys), reasons=reasons).select(~is_bad)
 
+    def _known(self, raw: RawRows) -> RawRows:
+        """Drop the items of histories that the training data does not have, with their times."""
+        names = [feature.name for feature in self.layout.features]
+        for position, one in enumerate(self.maps):
+            lengths = raw.lengths[position]
+            if one.keys is None or lengths is None or one.feature.name in self.any_number:
+                continue
+            is_known = one.ids_of(raw.keys[position], None) > 0
+            kept = np.bincount(np.repeat(np.arange(len(raw)), lengths)[is_known], minlength=len(raw)).astype(np.int32)
+            of = {position} | {i for i, other in enumerate(raw.lengths) if names[i] in self.same_lengths
+                               and other is not None and np.array_equal(other, lengths)}
+            raw = replace(raw, keys=tuple(keys[is_known] if i in of else keys for i, keys in enumerate(raw.keys)),
+                          lengths=tuple(kept if i in of else other for i, other in enumerate(raw.lengths)))
+        return raw
+
     def _has_only_ids(self, raw: RawRows) -> bool:
         """Return whether each cell of plain columns has its value; checked for all columns at once, in a tenth of the
         time."""
@@ -210,7 +230,8 @@ class RowEncoder:
     def _are_ids(self, keys: Hashes, dense: Floats) -> bool:
         """Return whether keys [F, n] are ids of their tables, and no dense value is missing. Negative ids are large
         keys."""
-        num_rows = np.array([2**64 - 1 if feature.name in self.any_number else feature.rows
+        unchecked = self._unchecked
+        num_rows = np.array([2**64 - 1 if feature.name in unchecked else feature.rows
                              for feature in self.layout.features], np.uint64)
         return bool((keys < num_rows[:, None]).all() and not np.isnan(dense).any())
 

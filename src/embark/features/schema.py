@@ -43,6 +43,8 @@ class SparseColumn:
     num_hashes: int = 1  # Rows of the table that a value has.
     min_count: int = 0  # Training rows that a value needs for an id of its own; 0: as the spec says for all.
     statistics: tuple[Statistic, ...] = ()  # Dense values that say something about the value.
+    is_required: bool = False  # A row without a value is one that cannot be read.
+    is_user: bool = False  # Of a log: whose sequence a row is of; it has no table.
 
     @staticmethod
     def of_weights(table: Table) -> SparseColumn:

@@ -177,7 +177,7 @@ def export_memory_gib(spec: RunSpec) -> int:
 
     if not knows_tables(spec):
         return EXPORT_GIB
-    if spec.model.kind == "two_tower":
+    if spec.model.retrieved:
         return EXPORT_GIB + math.ceil(replica_bytes(spec, "fp32") / GIB)
     return EXPORT_GIB // 2 + math.ceil(1.2 * (version_bytes(spec, "fp32") - table_bytes(spec, "fp32")) / GIB)
 

@@ -37,7 +37,10 @@ class EvaluationResult(Tabular):
     normalized_entropy: float
     log_loss: float
     calibration: float
-    ranking: Mapping[str, float] | None = None  # The metrics of two towers, which have no others.
+    ranking: Mapping[str, float] | None = None  # The metrics of two towers and of the next item.
+    rankings: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Hit, NDCG and MRR of a model of the next item at several K, by what the held-out item is ranked among:
+    `all_items`, `unseen_items`, and `sampled_negatives`, which compares with other such figures only."""
     tasks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # Metrics of `model.tasks`, by name.
     notes: tuple[str, ...] = ()
 
@@ -70,7 +73,7 @@ def loaded(trained: TrainedRun, backend: TrainerBackend, rows: EvaluationRows) -
         step = trained.checkpoint.step
         try:
             source = rows.source
-            if spec.model.kind == "two_tower" and rows.path not in ("", trained.spec.data.path):
+            if spec.model.retrieved and rows.path not in ("", trained.spec.data.path):
                 source = open_source(trained.spec)  # which has the items, and what users have seen
             trainer = backend.build(spec, world, max(1, step), source, RunDir(cache))
             with closing(trainer.checkpointer(trained.run_dir)) as checkpointer:
@@ -97,6 +100,6 @@ def evaluate_run(
             device=model.world.device_name, num_samples=int(found["num_samples"]),
             **{name: found.get(name, math.nan) for name in ("auc", "normalized_entropy", "log_loss", "calibration")},
             ranking={name: found[name] for name in (*RANKING_METRICS, "k", "num_users")} if "k" in found else None,
-            tasks=found.get("tasks", {}),
+            rankings=found.get("rankings", {}), tasks=found.get("tasks", {}),
             notes=(*rows.notes, *rows.source.notes),
         )

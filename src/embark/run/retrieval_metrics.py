@@ -1,8 +1,8 @@
-"""Recall@K, NDCG@K and Hit@K: their only definition.
+"""Recall@K, NDCG@K, Hit@K and MRR@K: their only definition.
 
 A user's relevant items are the held-out ones. Recall@K: the share of them among the first K. NDCG@K: the sum of
-1 / log2(rank + 1) of those among the first K, over the largest such sum. Hit@K: whether any is among the first K. Each
-is a mean over users with at least one relevant item.
+1 / log2(rank + 1) of those among the first K, over the largest such sum. Hit@K: whether any is among the first K.
+MRR@K: 1 / rank of the first of them, 0 behind K. Each is a mean over users with at least one relevant item.
 """
 
 from collections.abc import Sequence
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+KS = (5, 10, 20, 50)
 SUMS = ("recall_at_k", "ndcg_at_k", "hit_at_k", "num_users")
 
 
@@ -36,11 +37,16 @@ def sums_of_ranks(ranks: NDArray[np.integer], k: int) -> NDArray[np.float64]:
     return np.array([len(top), (1 / np.log2(top + 2.0)).sum(), len(top), len(ranks)])
 
 
-def ranks_of_first(scores: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Return the rank of candidate 0 of each sample among all, [samples, candidates]. A tie counts against it, and so
-    does NaN: a model that scores everything alike has found nothing."""
-    ranks: NDArray[np.int64] = (~(scores[:, 1:] < scores[:, :1])).sum(axis=1)
-    return ranks
+def metrics_of_ranks(ranks: NDArray[np.integer], num_candidates: float) -> dict[str, float]:
+    """Return Hit, NDCG and MRR at each of `KS` of users with one relevant item each, and among how many candidates it
+    was ranked."""
+    found: dict[str, float] = {"num_users": len(ranks), "num_candidates": num_candidates}
+    for k in KS:
+        top, num_users = ranks[ranks < k], len(ranks) or np.nan
+        found |= {f"hit_at_{k}": len(top) / num_users,
+                  f"ndcg_at_{k}": float((1 / np.log2(top + 2.0)).sum() / num_users),
+                  f"mrr_at_{k}": float((1 / (top + 1.0)).sum() / num_users)}
+    return found
 
 
 def ranking_metrics(sums: NDArray[np.float64], k: int) -> dict[str, float]:

@@ -269,7 +269,8 @@ class ModelServer:
 
     async def _retrieve(self, request: Request) -> Response:
         if not self.model.has_items:
-            raise Refusal(404, "this model scores rows and retrieves no items; model.kind = \"two_tower\" does")
+            raise Refusal(404, "this model has no item index; versions of model.kind = \"two_tower\" have one, and of "
+                               "\"sasrec\" and \"hstu\" that predict the next item")
         body = await self._body(request)
         with refused_if_malformed():
             asked = read_retrieve(json_object(body))

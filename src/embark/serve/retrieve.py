@@ -1,4 +1,5 @@
-"""`/retrieve`: the items with the highest scores for a user, by the towers and the item index of one version."""
+"""`/retrieve`: the items with the highest scores for a user or after a history, by the network and the item index of
+one version."""
 
 from __future__ import annotations
 
@@ -15,6 +16,7 @@ from embark.export.artifact import Artifact
 from embark.export.item_values import StoredValues
 from embark.features.rows import RawRows
 from embark.serve.request_rows import JsonColumns, RequestScorer
+from embark.spec.model import CANDIDATE
 from embark.spec.two_tower import is_item_table
 
 MAX_K, MAX_EXCLUDED = 1_000, 10_000
@@ -31,6 +33,7 @@ class RetrieveRequest(BaseModel):
     users: list[dict[str, Any]]
     k: int = Field(default=20, ge=1, le=MAX_K)
     exclude: list[Value] = Field(default=[], max_length=MAX_EXCLUDED)
+    exclude_seen: bool = False  # Leave out the items of the user's history.
 
     def __len__(self) -> int:
         return len(self.users)
@@ -59,21 +62,31 @@ def read_retrieve(body: Mapping[str, Any]) -> RetrieveRequest:
 
 
 class Retriever:
-    """Searches the index of an artifact with the vectors that its user tower gives."""
+    """Searches the index of an artifact with the vectors that its network gives users or their histories."""
 
     def __init__(self, scorer: RequestScorer, user_vectors: Callable[[RawRows], Floats], index: Any) -> None:
         self._scorer, self._user_vectors, self._index = scorer, user_vectors, index
         artifact = scorer.artifact
         self._values, self._answered_by = StoredValues(artifact.items), (artifact.version, artifact.identity)
-        self._temperature = artifact.info.model.two_tower.temperature
-        # A user has no item: the item tower's columns are filled with what any row may have.
-        self._fill = dict.fromkeys(_item_columns(artifact), None if artifact.info.rows.plain_ids is None else 0)
+        model = artifact.info.model
+        self._history = model.sequence.history if model.is_next_item else ""
+        self._temperature = 1.0 if self._history else model.two_tower.temperature
+        # A user has no item: its columns are filled with what any row may have.
+        self._fill = dict.fromkeys([CANDIDATE] if self._history else _item_columns(artifact),
+                                   None if artifact.info.rows.plain_ids is None else 0)
 
     def retrieve(self, requests: Sequence[RetrieveRequest]) -> list[RetrieveResponse | EmbarkError]:
         """Return the items of each request, all by the same version, or the error that it has instead."""
         return [self._retrieve(request) for request in requests]
 
     def _retrieve(self, request: RetrieveRequest) -> RetrieveResponse | EmbarkError:
+        if request.exclude_seen and not self._history:
+            return DataError("exclude_seen: the user of this model has no history", fix="name the items in 'exclude'")
+        seen = [self._seen(user) if request.exclude_seen else frozenset() for user in request.users]
+        num_excluded = len(request.exclude) + max(map(len, seen), default=0)
+        if len(request) * (request.k + num_excluded) > MAX_FOUND:
+            return DataError(f"{len(request):,} users with so many items to leave out are too many",
+                             fix="ask for fewer users at once")
         raw = self._scorer.parse(JsonColumns([{**self._fill, **user} for user in request.users]))
         if isinstance(raw, EmbarkError):
             return raw
@@ -81,14 +94,25 @@ class Retriever:
         why = {bad.line: bad.why for bad in raw.bad}
         rest = "; ".join(raw.reasons)
         if len(raw):
-            num = min(request.k + len(request.exclude), int(self._index.ntotal))
+            num = min(request.k + num_excluded, int(self._index.ntotal))
             vectors = np.ascontiguousarray(self._user_vectors(raw), np.float32)
             scores, found = self._index.search(vectors, num)
             excluded = frozenset(request.exclude)
-            for position, own, items in zip(raw.positions.tolist(), scores, found, strict=True):
-                results[position] = self._chosen(own / self._temperature, items, request.k, excluded)
+            for position, vector, own, items in zip(raw.positions.tolist(), vectors, scores, found, strict=True):
+                if self._history and not vector.any():
+                    why[position] = f"column {self._history!r} has no item that the model knows"
+                    continue
+                results[position] = self._chosen(own / self._temperature, items, request.k, excluded | seen[position])
         return RetrieveResponse(tuple(results), tuple((row, why.get(row, rest)) for row, one in enumerate(results)
                                                if one is None), *self._answered_by)
+
+    def _seen(self, user: Mapping[str, Any]) -> frozenset[Value]:
+        """Return the items of a history as they are sent, also those for which it has no room."""
+        cell = user.get(self._history)
+        if isinstance(cell, str):
+            cell = self._scorer.parser.split_cell(cell)
+        items = cell if isinstance(cell, list) else [] if cell is None else [cell]
+        return frozenset(item for one in items for item in self._values.like(one))
 
     def _chosen(self, scores: Floats, found: NDArray[np.int64], k: int, excluded: frozenset[Value],
                 ) -> dict[str, list[Any]]:

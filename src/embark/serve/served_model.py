@@ -131,9 +131,9 @@ class ServedModel:
             raise DataError(f"it has other inputs or outputs than version {answering.version}, beginning with "
                             f"{differing!r}",
                             fix="export a model of the same columns, or serve this one from a URI of its own")
-        if (answering.info.item_index is None) != (other.info.item_index is None):
-            raise DataError(f"it is {'no' if other.info.item_index is None else 'a'} retrieval model, unlike version "
-                            f"{answering.version}", fix="serve this one from a URI of its own")
+        if answering.info.item_index is not None and other.info.item_index is None:
+            raise DataError(f"it is no retrieval model, unlike version {answering.version}: it has no item index",
+                            fix="export it again, or serve it from a URI of its own")
         recorded = list(self._recorded.copy())
         answers = scorer.score([rows for rows, _ in recorded])
         num_lost, why = 0, ""

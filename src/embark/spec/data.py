@@ -18,23 +18,46 @@ if TYPE_CHECKING:
 
 
 class InteractionsSpec(Section):
-    """`[data.interactions]`: a text or Parquet file with a row for each item that a user chose."""
+    """`[data.interactions]`: a log with a row for each item that a user chose."""
 
     user: str = "user"
     """The column with the user: whole numbers or text."""
     item: str = "item"
-    """The column with the item: its row in the history's table, a whole number."""
+    """The column with the item: text, or with `data.kind = "interactions"` its row in the history's table."""
     column_names: Names = ()
-    """The columns of a text file without a header, such as `["user", "item"]`."""
+    """`data.kind = "interactions"`: the columns of a text file without a header, such as `["user", "item"]`."""
     delimiter: str = Field(default="", max_length=1)
-    """Field delimiter of text files; empty: detected: tab, comma, semicolon or space."""
+    """`data.kind = "interactions"`: field delimiter of text files; empty: detected: tab, comma, semicolon or space."""
+    max_length: PositiveInt = Field(default=50, le=2**20)
+    """Prepared logs, where `[model]` has no tables: items of a history that the model reads, the newest ones."""
+    num_negatives: PositiveInt = Field(default=128, le=100_000)
+    """Prepared logs, where `[model]` has no tables: items that each next item is told from in training."""
+    negatives: Literal["uniform", "frequency", "in_batch"] = "uniform"
+    """Items that training tells the next one from. `uniform`: items that the user did not choose, all equally likely.
+    `frequency`: such items, as likely as they are frequent. `in_batch`: items of the batch, which need no further
+    lookups; those that the user's own history has do not count. The last two subtract the logarithm of an item's
+    frequency from its score in training, so that frequent items are not pushed down for being negatives more often."""
     num_eval_negatives: PositiveInt = Field(default=100, le=100_000)
     """Items that the user did not choose, among which an evaluation ranks the chosen one; drawn by `data.seed`."""
 
 
-def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
-    """Find conflicts of `data.kind = "interactions"` with the model."""
+def is_of_log(spec: RunSpec) -> bool:
+    """Tell whether `embark data prepare` makes sequences of a log, and not a sample of each row."""
     data, model = spec.data, spec.model
+    is_next_item = model.kind in ("sasrec", "hstu") and not model.sequence.candidate and not data.prepare.list_columns
+    return data.kind == "prepared" and (
+        is_next_item or data.prepare.split == "last" or data.interactions != InteractionsSpec())
+
+
+def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+    """Find conflicts of `[data.interactions]` with the model and with how the data is prepared."""
+    data, model = spec.data, spec.model
+    if data.kind == "prepared" and is_of_log(spec):
+        for field, value, fix in (("ids", "hash", 'leave it out: items have ids by frequency'),
+                                  ("split", "file", 'use "last" or "time"')):
+            if getattr(data.prepare, field) == value:
+                yield conflict(f"data.prepare.{field}", value, "does not apply to a log of users and items", fix)
+        return
     if data.kind != "interactions":
         if data.interactions != InteractionsSpec():
             yield conflict("data.interactions", "", f'has no effect while data.kind is "{data.kind}"', "leave it out")
@@ -141,8 +164,10 @@ class PrepareSpec(Section):
     spec's own folder; given with `--set`, by the current directory."""
     dense_bits: Literal[16, 32] = 32
     """Width of a stored dense value."""
-    split: Literal["fraction", "file", "time"] = "fraction"
-    """How rows are split: at random, by file (a day each), or by time, the newest being held out."""
+    split: Literal["fraction", "file", "time", "last"] = "fraction"
+    """How rows are split: at random, by file (a day each), or by time, the newest being held out. Logs of users and
+    items: `last`, the default, holds out each user's last item for testing and the one before it for validation;
+    `time` the first item of each user in either period."""
     test_fraction: NonNegativeFloat = Field(default=0.0, lt=1)
     """`fraction` and `time`: share of rows in the test split, in addition to `data.eval_fraction` for validation."""
     validation_from: Moment = ""
@@ -199,7 +224,7 @@ class DataSpec(Section):
     before it; neither is trained on."""
     shuffle: Literal["auto", "rows", "blocks", "none"] = "auto"
     """`prepared` only: shuffle each epoch by file, block of 32,768 rows and row (`rows`), by file and block (`blocks`,
-    several times faster), or not at all. `auto`: `rows` up to 4 million rows, then `blocks`."""
+    several times faster), or not at all. `auto`: `rows` up to 4 million rows, then `blocks`; `rows` for sequences."""
     cache_gb: PositiveFloat = 50.0
     """`prepared` from an object store only: size of the local disk cache."""
     cache_dir: str = ""

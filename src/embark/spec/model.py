@@ -342,9 +342,16 @@ class ModelSpec(Section):
         return any(table.is_dynamic for table in self.tables)
 
     @property
+    def retrieved(self) -> str:
+        """The table whose ids are the items that the model retrieves; empty if it retrieves none."""
+        if self.kind == "two_tower":
+            return self.two_tower.item
+        return self.sequence.history if self.is_next_item else ""
+
+    @property
     def is_next_item(self) -> bool:
         """Whether the built-in model predicts the next item of a sequence, not a label."""
-        return self.sequence.is_next_item and not self.is_custom
+        return self.kind in ("sasrec", "hstu") and not self.sequence.candidate
 
     def feature(self, name: str) -> Table:
         return next(table for table in self.table_list() if table.name == name)

@@ -29,6 +29,12 @@ class SequenceSpec(Section):
     negatives: str = Field(default="", max_length=128)
     """`sasrec`, `hstu`: name of the sequence feature with items to tell the next item from, of the history's table. The
     model predicts each item of the history from those before it."""
+    share_negatives: bool = False
+    """`sasrec`, `hstu`: whether all samples of the global batch share their negatives, so that few for each are many
+    together."""
+    exclude_seen: bool = True
+    """`sasrec`, `hstu`: the metrics of an evaluation that early stopping takes leave out items that the user had chosen
+    before, as candidates and as what is to be found. Both ways are always reported."""
     times: str = Field(default="", max_length=128)
     """`sasrec`, `hstu`: name of the feature with the time of each item of the history in seconds, which has
     `lookup = false`; empty: only the order counts."""
@@ -64,7 +70,8 @@ def sequence_mistakes(spec: RunSpec) -> Iterator[Mistake]:
             yield conflict(f"{where}.multi_hot", table.multi_hot, f"rows of table {table.weights} are looked up one by "
                            "one, for a sequence", 'pooling = "none", or a table of its own')
     if model.kind in SEQUENCE_KINDS:
-        yield from _role_mistakes(spec)
+        if spec.data.kind != "prepared" or model.gives_tables or model.sequence.history:  # else the data says them
+            yield from _role_mistakes(spec)
     elif model.sequence != SequenceSpec() and not model.is_custom:
         yield conflict("model.sequence", "", f'has no effect on model.kind = "{model.kind}"', "leave it out")
     if model.has_sequences and model.kind not in (*SEQUENCE_KINDS, "two_tower") and not model.is_custom:

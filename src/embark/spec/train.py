@@ -194,10 +194,11 @@ def suited_sizes(num_train_samples: int) -> dict[str, Any]:
 
 def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples: int = 0) -> RunSpec:
     """Fill in the fields of `[train]` and the sizes of `[model]` that the spec leaves out and the data decides; a
-    second call changes nothing. The batch stays as it is for retrieval and for the next item, where the samples of a
-    batch are each other's negatives, and for a stream, whose samples nobody has counted."""
+    second call changes nothing. The batch stays as it is for retrieval, where the samples of a batch are each other's
+    negatives, for the next item of a log that nobody has counted, and for a stream."""
     train, named, changes = spec.train, spec.train.model_fields_set, dict[str, Any]()
-    if spec.stream.is_on or spec.model.kind == "two_tower" or spec.model.is_next_item:
+    if spec.stream.is_on or spec.model.kind == "two_tower" or (
+            spec.model.is_next_item and spec.data.kind != "prepared"):
         if train.dense_optimizer == "adam" and named.isdisjoint(RATES):
             changes["dense_learning_rate"] = ADAM_RATE
         return _changed(spec, changes)

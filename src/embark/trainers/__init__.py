@@ -105,8 +105,10 @@ def export_run(
     return write_artifact(run, to, tables=tables, step=step, build_index=build_index, delta=delta)
 
 
-def build_index(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[ItemIndexInfo, list[TensorSource]]:
-    """Build the item index of a retrieval model."""
+def build_index(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[ItemIndexInfo | None, list[TensorSource]]:
+    """Build the item index of a retrieval model; without faiss a model of the next item has none."""
+    if trained.spec.model.is_next_item and find_spec("faiss") is None:
+        return None, []
     from embark.trainers.torch.scoring.item_index import build_item_index
 
     return build_item_index(trained, arrays)

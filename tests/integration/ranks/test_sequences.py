@@ -22,3 +22,14 @@ def test_two_ranks_give_the_losses_and_ranks_of_one(ranks, tmp_path):
         assert other.losses() == pytest.approx(alone.losses(), rel=1e-4)
         for name in ("hit_at_k", "ndcg_at_k", "log_loss"):
             assert other.last_eval()[name] == pytest.approx(alone.last_eval()[name], rel=2e-2)
+        for name, found in other.last_eval()["rankings"].items():
+            assert found == pytest.approx(alone.last_eval()["rankings"][name], rel=2e-2)
+
+
+def test_two_ranks_share_the_negatives_of_both(ranks, tmp_path):
+    path = tmp_path / "log.txt"
+    path.write_text(LOG)
+    sets = (*SETS, f"data.path={path}", "model.sequence.share_negatives=true", "model.kind=sasrec")
+    alone, two = ranks(1, *sets, name="alone"), ranks(2, *sets, "train.sharding=row_wise", name="two")
+    assert alone.losses()
+    assert two.losses() == pytest.approx(alone.losses(), rel=1e-4)

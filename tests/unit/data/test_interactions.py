@@ -43,6 +43,15 @@ def test_the_last_item_is_for_testing_and_the_one_before_for_validation(log):
     assert histories(test.eval_rows(0, 2)) == [[5, 6, 9], [8, 1, 2]]
 
 
+def test_evaluation_knows_all_items_before_the_held_out_one(log):
+    source = open_source(spec(log, eval_split="test"))
+    items, lengths = source.eval_seen(0, 2)
+    assert (items.tolist(), lengths.tolist()) == ([3, 4, 5, 6, 7, 8, 1], [4, 3])
+    items, lengths = open_source(spec(log)).eval_seen(1, 2)
+    assert (items.tolist(), lengths.tolist()) == ([7, 8], [2])
+    assert source.catalog.tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
 def test_negatives_are_unchosen_items_drawn_by_user_and_epoch_alone(log):
     source = open_source(spec(log))
     some, again, later = (source.train_rows(epoch, 0, 3) for epoch in (0, 0, 1))
@@ -102,7 +111,7 @@ def test_a_time_column_orders_the_rows_and_reaches_the_model(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "what"), [
-    ("1 99\n", "ids outside 0 to 59: 1, the first is 99"), ("1 x\n", "is not an integer"),
+    ("1 99\n", "ids outside 0 to 59: 1, the first is 99"), ("1 x\n", "no user has an item to train on"),
     ("1 2\n2\n", "nothing cuts its rows into fields"),
     ("1 2\n" * 9 + "2\n", "its fields are 1 instead of 2"),
     ("1 2\n", "no user has an item to train on"),

@@ -35,13 +35,14 @@ class Budget:
     max_entries: int  # Distinct values of runs that are sorted at once.
 
 
-def plan_budget(prepare: PrepareSpec, schema: Schema, *, has_runs: bool) -> Budget:
+def plan_budget(prepare: PrepareSpec, schema: Schema, *, has_runs: bool, group_bytes: int = 0) -> Budget:
     """Use as many workers as there are cores, or fewer if the memory is too little for that. Each task of Ray has the
-    memory for itself."""
+    memory for itself. `group_bytes`: what the rows take that are sorted at once."""
     memory_bytes = int(prepare.memory_gb * 1e9)
     fixed = BASE_BYTES[schema.format] + _writer_bytes(schema)
     chunk_copies, run_row_bytes = CHUNK_COPIES[schema.format], _run_row_bytes(schema) if has_runs else 0
-    least = fixed + chunk_copies * MIN_CHUNK_BYTES + MIN_RUN_ROWS * run_row_bytes
+    least = max(fixed + chunk_copies * MIN_CHUNK_BYTES + MIN_RUN_ROWS * run_row_bytes,
+                BASE_BYTES[schema.format] + group_bytes)
     wanted = 1 if prepare.executor == "ray" else prepare.num_workers or len(os.sched_getaffinity(0))
     num_workers = min(wanted, (memory_bytes - PARENT_BYTES) // least)
     if num_workers < 1:
@@ -54,7 +55,7 @@ def plan_budget(prepare: PrepareSpec, schema: Schema, *, has_runs: bool) -> Budg
     if has_runs:
         run_rows = max(MIN_RUN_ROWS, min(MAX_RUN_ROWS, (free - chunk_copies * MIN_CHUNK_BYTES) // 2 // run_row_bytes))
     chunk_bytes = min(MAX_CHUNK_BYTES, (free - run_rows * run_row_bytes) // chunk_copies)
-    worker_bytes = fixed + chunk_copies * chunk_bytes + run_rows * run_row_bytes
+    worker_bytes = max(least, fixed + chunk_copies * chunk_bytes + run_rows * run_row_bytes)
     entry_bytes = (memory_bytes - PARENT_BYTES) // num_workers - BASE_BYTES[schema.format]
     num_shown = 0 if prepare.executor == "ray" else num_workers
     return Budget(memory_bytes=memory_bytes, num_workers=num_shown, chunk_bytes=chunk_bytes, run_rows=run_rows,

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from embark.data.prepare.id_numbering import IdFiles, KnownIds
-from embark.data.prepare.later_rows import BAD_ARRAY, PreparedWith, is_id_map
-from embark.data.prepared.cache import local_folder, read_manifest
+from embark.data.prepare.later_rows import PreparedWith, is_id_map
+from embark.data.prepared.cache import BAD_ARRAY, local_folder, read_manifest
 from embark.data.prepared.manifest import IDS, SHARED, shared_tables
 from embark.errors import DataError
 from embark.features.encoding import IdMethod

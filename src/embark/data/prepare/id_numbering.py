@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -92,10 +92,14 @@ class RunWriter:
 
     def add(self, rows: Rows, split: Bytes, keys_of: Mapping[str, tuple[Keys, Array]]) -> None:
         """Write one more run, with the distinct keys by which ids are codes, by name, and what is known of each."""
-        for array in (rows.label, split, rows.dense, *rows.lengths, *rows.ids):
+        self.write((rows.label, split, rows.dense, *rows.lengths, *rows.ids), keys_of)
+
+    def write(self, arrays: Iterable[Array | None], keys_of: Mapping[str, tuple[Keys, Array]]) -> None:
+        """Write arrays as one more run, with the distinct keys of some columns, by name, and what is known of each."""
+        keys: dict[str, Any] = {"start": self._rows.tell()}
+        for array in arrays:
             if array is not None:
                 np.save(self._rows, array)
-        keys = {}
         for name, (distinct, about) in keys_of.items():
             keys[name] = {"start": self._keys.tell(), "num": len(distinct), "dtype": distinct.dtype.str}
             self._keys.write(distinct.data)
@@ -138,6 +142,11 @@ class IdFiles:
     def of(folder: Path, name: str, codes: Path = Path()) -> IdFiles:
         """Name the files of a column whose map is in `folder`."""
         return IdFiles(folder / f"{name}.keys.npy", folder / f"{name}.ids.npy", codes)
+
+    @property
+    def counts(self) -> Path:
+        """How many rows have each of the keys, as `.npy`; of a log's items alone."""
+        return self.keys.with_name(self.keys.name.replace(".keys.", ".counts."))
 
     def record(self, how: str, about: Mapping[str, Any]) -> dict[str, Any]:
         """Return the manifest's record of an id map or of statistics."""
@@ -185,13 +194,14 @@ class Numbered:
 
 def number_keys(
     runs: Sequence[RunKeys], files: IdFiles, *, min_count: int, max_rows: int, max_entries: int, report: Report,
-    known: KnownIds | None = None, beside: Sequence[RunKeys] = (),
+    known: KnownIds | None = None, beside: Sequence[RunKeys] = (), has_counts: bool = False,
 ) -> Numbered:
     """Number the keys: id 1 for the most frequent, ties by key; 0 for those seen fewer than `min_count` times and all
     that find no row below `max_rows`.
 
     Ids that are `known` stay; new ones follow them. `beside`: runs of other columns that share the ids; they count as
-    much. At most about `max_entries` keys of runs are in memory at once.
+    much. At most about `max_entries` keys of runs are in memory at once. `has_counts`: write how often each key occurs
+    in place of the ids of each run's keys.
     """
     every = [*runs, *beside, *([known.as_run()] if known else [])]
     bounds, dtype = partitions(every, max_entries), every[0].dtype if every else np.dtype(np.uint64)
@@ -222,7 +232,9 @@ def number_keys(
     num_kept = num_known + num_new
     with (
         open(counted, "rb") as file, npy_file(files.keys, dtype, (num_kept,)) as keys_file,
-        npy_file(files.ids, np.dtype("<i4"), (num_kept,)) as ids_file, open(f"{files.codes}.part", "wb") as codes_file,
+        npy_file(files.ids, np.dtype("<i4"), (num_kept,)) as ids_file,
+        npy_file(files.counts, np.dtype("<i8"), (num_kept,)) if has_counts else open(f"{files.codes}.part", "wb")
+        as more_file,
     ):
         for lows, highs in parts:
             keys, counts, ids = (np.load(file) for _ in range(3))
@@ -231,11 +243,14 @@ def number_keys(
             ids[is_new] = np.where(ranks < num_new, first_new + ranks, 0)
             keys_file.write(keys[ids > 0].data)
             ids_file.write(ids[ids > 0].astype("<i4").data)
-            for run, start, low, high in zip(runs, starts, lows, highs, strict=False):
-                codes_file.seek(int(start + low) * 4)
-                codes_file.write(look_up(run.read_keys(int(low), int(high)), keys, ids).data)
+            if has_counts:
+                more_file.write(counts[ids > 0].data)
+            for run, start, low, high in () if has_counts else zip(runs, starts, lows, highs, strict=False):
+                more_file.seek(int(start + low) * 4)
+                more_file.write(look_up(run.read_keys(int(low), int(high)), keys, ids).data)
             report(int((highs - lows).sum()), 0, 0)
-        for written, path in ((keys_file, files.keys), (ids_file, files.ids), (codes_file, files.codes)):
+        for written, path in ((keys_file, files.keys), (ids_file, files.ids),
+                              (more_file, files.counts if has_counts else files.codes)):
             commit(written, path)
     counted.unlink()
     return Numbered(num_distinct, num_known, num_new, first_new + num_new)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any, Literal
 
 import numpy as np
@@ -18,24 +16,22 @@ from embark.data.prepare.rows import BadRows, SegmentCounts
 from embark.data.prepare.sampling import Sample, take_sample
 from embark.data.prepare.tasks import open_reader
 from embark.data.prepared import MANIFEST, Manifest, PartWriter, Split
-from embark.data.prepared.cache import local_folder
-from embark.data.prepared.manifest import NUMBERS, Size
+from embark.data.prepared.cache import read_array
+from embark.data.prepared.manifest import NUMBERS, SEQUENCES, Size
 from embark.errors import DataError, nearest
 from embark.features.arrays import Array
-from embark.features.encoding import IdMap, RowEncoder
+from embark.features.encoding import IdMap, RowEncoder, plain_row_format
 from embark.features.layout import REPAIR, Feature
 from embark.features.numbers import Numbers, recorded_numbers, with_bounds
 from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
-from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
+from embark.spec.data import REMOVED_OPTIONS, DataSpec, PrepareSpec
 from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, legacy_features
-from embark.store import open_store
+from embark.spec.model import CANDIDATE, ModelSpec
 from embark.store.object_store import normalize_path
 
 _CHUNK_BYTES = 8 << 20
 _SPLIT: Split = "validation"
-BAD_ARRAY = (OSError, ValueError, EOFError, OverflowError, TypeError, SyntaxError, TokenError)
-"""Raised by `np.load` for a file that is no array."""
 _SCHEMA = TypeAdapter(Schema)
 
 
@@ -105,6 +101,8 @@ class PreparedWith:
     def row_encoder(self) -> RowEncoder:
         """Read all id maps and compare them with their checksums."""
         layout = self.manifest.layout
+        if SEQUENCES in self.manifest.settings:  # the other features of a user have no values of a column
+            layout = replace(layout, features=layout.features[:1])
         return RowEncoder(self.numbers, layout, tuple(self.id_map(feature) for feature in layout.features),
                           statistics=self.statistics())
 
@@ -142,29 +140,29 @@ class PreparedWith:
         """Return the keys, what is known of each, and whether they are what the manifest says."""
         digest, arrays = hashlib.sha256(), []
         for name in ("keys", "ids"):
-            array, checksum = _read_array(self.path, normalize_path(about[name]))
+            array, checksum = read_array(self.path, normalize_path(about[name]))
             digest.update(checksum)
             arrays.append(array)
         return arrays[0], arrays[1], digest.hexdigest() == about["sha256"]
+
+
+def next_item_rows(model: ModelSpec, data: DataSpec, before: PreparedWith) -> tuple[Schema, PrepareSpec, RowEncoder]:
+    """Describe the rows that a model of the next item scores: histories and candidates as the log has its items."""
+    schema, options, encoder = plain_row_format(model, data)
+    item = before.manifest.layout.features[0]
+    known, maps = before.id_map(item), list[IdMap]()
+    for column, one in zip(schema.sparse, encoder.maps, strict=True):
+        if one.feature.name in (model.sequence.history, CANDIDATE):
+            one = replace(one, column=replace(column, kind=known.column.kind), keys=known.keys, ids=known.ids,
+                          hashed_rows=0)
+        maps.append(one)
+    return replace(schema, sparse=tuple(one.column for one in maps)), options, replace(encoder, maps=tuple(maps))
 
 
 def is_id_map(keys: Array, ids: Array, num_rows: int) -> bool:
     """Return whether these are keys and the id of each, below `num_rows`: a forged map may have fitting checksums."""
     return bool(keys.ndim == 1 and keys.shape == ids.shape and keys.dtype.kind == "u" and ids.dtype.kind in "iu"
                 and ids.min(initial=0) >= 0 and ids.max(initial=0) < num_rows)
-
-
-def _read_array(path: str, name: str) -> tuple[Array, bytes]:
-    """Read an array, or map it if it lies on this machine; return also its file's SHA-256."""
-    folder = local_folder(path)
-    try:
-        if folder is not None:
-            with (folder / name).open("rb") as file:
-                return np.load(folder / name, mmap_mode="r"), hashlib.file_digest(file, "sha256").digest()
-        data = open_store(path).read(name)
-        return np.load(io.BytesIO(data), allow_pickle=False), hashlib.sha256(data).digest()
-    except BAD_ARRAY as error:
-        raise DataError(f"{path}/{name}: cannot be read ({error})", fix=REPAIR) from None
 
 
 def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manifest, BadRows]:

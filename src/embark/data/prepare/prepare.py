@@ -35,6 +35,7 @@ from embark.data.prepared.manifest import (
     IDS,
     MANIFEST,
     NUMBERS,
+    SEQUENCES,
     SHARED,
     SPLITS,
     TABLES,
@@ -50,6 +51,7 @@ from embark.features.encoding import IdMethod, id_methods
 from embark.features.layout import Layout
 from embark.features.numbers import Numbers, NumberSample, fit_numbers, fixed_numbers
 from embark.features.schema import FIXED_ROWS, Schema, SparseColumn
+from embark.spec.data import is_of_log
 from embark.spec.run import RunSpec
 from embark.store import ObjectStore, open_store
 from embark.store.errors import NotFound
@@ -125,6 +127,8 @@ def preview(spec: RunSpec) -> Preview:
     """Say what each column is taken for, and how rows, ids and memory are handled. Nothing is written."""
     spec, schema, inputs, files, earlier = _open_inputs(spec)
     prepare, methods = spec.data.prepare, _methods(spec, schema, earlier)
+    if is_of_log(spec):
+        return _preview_log(spec, schema, files)
     splits = {
         "fraction": f"random: {spec.data.eval_fraction:g} to validation, {prepare.test_fraction:g} to test",
         "file": f"by file: {', '.join(prepare.validation_files)} to validation, "
@@ -141,7 +145,20 @@ def preview(spec: RunSpec) -> Preview:
                    "; ".join(ids[method] for method in dict.fromkeys(
                        method for method, column in zip(methods, schema.sparse, strict=True)
                        if column.kind not in FIXED_ROWS and not column.weights_of)) or "by buckets and times",
-                   plan_budget(prepare, schema, has_runs=_has_runs(schema, methods)))
+                   _budget(spec, schema, has_runs=_has_runs(schema, methods)))
+
+
+def _preview_log(spec: RunSpec, schema: Schema, files: list[InputFile]) -> Preview:
+    from embark.data.prepare.sequences import describe
+
+    split = describe_time_split(spec.data) + "; the first item of each user there" \
+        if spec.data.prepare.split == "time" else "each user's last item to test, the one before it to validation"
+    order = f"users' items in the order of column {schema.time_column}" if schema.time_column else \
+        "users' items in the order of the rows"
+    rare = f"those seen fewer than {spec.data.prepare.min_count} times are left out, then " \
+        if spec.data.prepare.min_count > 1 else ""
+    return Preview(schema, describe(spec, schema), files, f"{order}; {split}",
+                   f"{rare}by descending count, from 1", _budget(spec, schema, has_runs=True))
 
 
 def _with_transforms(
@@ -177,6 +194,12 @@ def _open_inputs(spec: RunSpec) -> tuple[RunSpec, Schema, Inputs, list[InputFile
         raise UserError(f"data.kind is {spec.data.kind!r}, and `embark data prepare` writes \"prepared\" data",
                         fix='set data.kind = "prepared" and data.path to the folder to write')
     inputs, files = open_inputs(spec.data.prepare.input)
+    if is_of_log(spec):
+        from embark.data.prepare.sequences import log_options, log_schema
+
+        prepare = log_options(spec.data.prepare, spec.data.interactions)
+        spec = spec.model_copy(update={"data": spec.data.model_copy(update={"prepare": prepare})})
+        return spec, log_schema(spec, inputs, files), inputs, files, None
     earlier = open_earlier(spec, _REVISION)
     if earlier is None:
         return spec, guess_schema(spec, inputs, files), inputs, files, None
@@ -200,7 +223,17 @@ def _may_add(spec: RunSpec) -> bool:
 
 
 def _methods(spec: RunSpec, schema: Schema, earlier: EarlierIds | None) -> tuple[IdMethod, ...]:
+    if is_of_log(spec):
+        return tuple("hash" if column.is_user else "frequency" for column in schema.sparse)
     return earlier.methods(schema) if earlier else id_methods(spec.data.prepare, schema)
+
+
+def _budget(spec: RunSpec, schema: Schema, *, has_runs: bool) -> Budget:
+    if is_of_log(spec):
+        from embark.data.prepare.sequences import GROUP_BYTES
+
+        return plan_budget(spec.data.prepare, schema, has_runs=has_runs, group_bytes=GROUP_BYTES)
+    return plan_budget(spec.data.prepare, schema, has_runs=has_runs)
 
 
 def _has_runs(schema: Schema, methods: Sequence[IdMethod]) -> bool:
@@ -220,8 +253,8 @@ def prepare(
     began_s, input_bytes = time.monotonic(), sum(file.size_bytes for file in files)
     methods = _methods(spec, schema, earlier)
     numbers = earlier.before.numbers if earlier else _fixed_numbers(spec, schema)
-    budget = plan_budget(spec.data.prepare, schema, has_runs=_has_runs(schema, methods) or numbers is None)
-    store = open_store(out)
+    budget = _budget(spec, schema, has_runs=_has_runs(schema, methods) or numbers is None)
+    store, is_log = open_store(out), is_of_log(spec)
     settings = settings_of(spec, schema, files, store, earlier)
     with driver_folder(store) as folder, MemoryMonitor() as memory, Journal(store) as journal:
         if fresh:
@@ -230,14 +263,19 @@ def prepare(
         complete = _complete_already(store, settings)
         if complete is None:
             journal.begin(settings)
-            work = Preparation(spec, schema, inputs, folder.path, budget, methods, numbers=numbers,
-                               known_statistics=earlier.statistics(schema) if earlier else ())
-            run = _Run(work, files, journal, folder, ProgressReporter(on_progress, memory))
+            if is_log:
+                from embark.data.prepare.sequences import LogPreparation, LogRun
+            work = (LogPreparation if is_log else Preparation)(
+                spec, schema, inputs, folder.path, budget, methods, numbers=numbers,
+                known_statistics=earlier.statistics(schema) if earlier else ())
+            run = (LogRun if is_log else Run)(work, files, journal, folder, ProgressReporter(on_progress, memory))
             manifest = run.prepare(settings, earlier)
             run.progress.end()
         journal.remove()
-        folder.fetch(_first_parts(complete or manifest))
-        hints = tuple(unseen_ids(folder.path, complete or manifest))
+        hints: tuple[Problem, ...] = ()
+        if not is_log:
+            folder.fetch(_first_parts(complete or manifest))
+            hints = tuple(unseen_ids(folder.path, complete or manifest))
     path = store.root if isinstance(store, LocalStore) else store.uri
     return PrepareResult(path, complete or manifest, input_bytes, time.monotonic() - began_s, memory.peak_bytes,
                          was_complete=complete is not None,
@@ -288,7 +326,7 @@ def settings_of(
     }))
 
 
-class _Run:
+class Run:
     """One call of `prepare`: it does the tasks that are not done yet, stage after stage."""
 
     def __init__(
@@ -310,11 +348,7 @@ class _Run:
             bin_starts = self._bin_starts(pool, tasks, starts)
             records = self._do(pool, "reading", [replace(task, split_starts=starts, bin_starts=bin_starts)
                                                  for task in tasks])
-            bad = BadRows.collect(self.files, self._by_file(tasks, records))
-            bad.check(self.work.spec.data.prepare.max_bad_share)
-            if not bad.num_rows:
-                raise DataError(f"{self.files[0].uri}: has no rows" if len(self.files) == 1 else "no file has any rows",
-                                fix="data.prepare.input must name a file with at least one row")
+            bad = self._checked_rows(tasks, records)
             written, id_maps, rate = records, self._id_maps(), 0.0
             numbers = self.work.numbers
             if numbers is None:
@@ -335,18 +369,36 @@ class _Run:
                 written = self._do(pool, "writing", self._write_tasks(tasks, records, layout, rate))
         parts = {split: tuple(Part(**part) for record in written for part in record["parts"][split])
                  for split in SPLITS}
-        sources = [file | {name: sum(record[name] for record in of_file) for name in ("lines", "rows")}
-                   for file, of_file in zip(settings["files"], self._by_file(tasks, records), strict=True)]
         recorded = {TIME_SPLIT: time_split_record(self.work.spec.data, starts)} if starts else {}
         manifest = Manifest(
             layout, parts, self.work.schema.label,
-            settings=_without_files(settings) | {"id_maps": id_maps, **self._state(numbers)} | recorded,
-            sources=tuple(sources), bad_rows=bad.to_json(),
+            settings=without_files(settings) | {"id_maps": id_maps, **self._state(numbers)} | recorded,
+            sources=self._sources(settings, tasks, records), bad_rows=bad.to_json(),
         )
         if not manifest.num_rows("train"):
             raise DataError("no row of the input is for training", fix="check data.prepare.split and what it needs")
+        return self._written(manifest)
+
+    def _written(self, manifest: Manifest) -> Manifest:
+        """Write the manifest, which makes the data complete."""
         self.journal.put(MANIFEST, manifest.to_text())
         return manifest
+
+    def _checked_rows(self, tasks: Sequence[Task], records: Sequence[Record]) -> BadRows:
+        """Return the rows that could not be read; too many of them are refused, and input without rows."""
+        bad = BadRows.collect(self.files, self._by_file(tasks, records))
+        bad.check(self.work.spec.data.prepare.max_bad_share)
+        if not bad.num_rows:
+            raise DataError(f"{self.files[0].uri}: has no rows" if len(self.files) == 1 else "no file has any rows",
+                            fix="data.prepare.input must name a file with at least one row")
+        return bad
+
+    def _sources(
+        self, settings: dict[str, Any], tasks: Sequence[Task], records: Sequence[Record]
+    ) -> tuple[Record, ...]:
+        """Return the files with the numbers of their lines and rows."""
+        return tuple(file | {name: sum(record[name] for record in of_file) for name in ("lines", "rows")}
+                     for file, of_file in zip(settings["files"], self._by_file(tasks, records), strict=True))
 
     def _executor(self) -> Executor:
         prepare = self.work.spec.data.prepare
@@ -486,9 +538,10 @@ def _complete_already(store: ObjectStore, settings: dict[str, Any]) -> Manifest 
     except NotFound:
         return None
     manifest = Manifest.from_text(text, store.where(MANIFEST))
-    was = {key: value for key, value in manifest.settings.items() if key not in ("id_maps", TIME_SPLIT, NUMBERS)}
-    if was != _without_files(settings) or _versions(manifest.sources) != _versions(settings["files"]):
-        differing = differences(was, _without_files(settings))
+    was = {key: value for key, value in manifest.settings.items()
+           if key not in ("id_maps", TIME_SPLIT, NUMBERS, SEQUENCES)}
+    if was != without_files(settings) or _versions(manifest.sources) != _versions(settings["files"]):
+        differing = differences(was, without_files(settings))
         raise UserError(f"{store.uri}: holds data that was prepared from other files or with other settings"
                         + shown(differing), fix="--fresh removes it and starts over, or set another data.path")
     return manifest
@@ -499,7 +552,8 @@ def _versions(files: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
     return [(os.path.basename(str(file.get("uri"))), file.get("bytes"), file.get("changed")) for file in files]
 
 
-def _without_files(settings: dict[str, Any]) -> dict[str, Any]:
+def without_files(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings without the files that were read."""
     return {key: value for key, value in settings.items() if key != "files"}
 
 

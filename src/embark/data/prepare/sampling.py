@@ -351,10 +351,19 @@ def list_delimiter_of(columns: Sequence[Column], named: Collection[str]) -> str:
     return "|"
 
 
+def _words_of(name: str) -> set[str]:
+    """Return the words of a name: `userId`, `user_id` and `User ID` all have `user` and `id`."""
+    return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
+
+
+def is_called(name: str, what: str) -> bool:
+    """Tell whether a column's name says that it holds `users`, `items` or `times`."""
+    return not _words_of(name).isdisjoint(_WORDS[what])
+
+
 def _judge_integers(column: Column, different: int, seen: str) -> Judgement:
     cells = column.cells
-    # `userId`, `user_id` and `User ID` all hold `user` and `id`.
-    words = {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", column.name)}
+    words = _words_of(column.name)
     says_time, says_id, says_amount = (not words.isdisjoint(_WORDS[what]) for what in ("times", "ids", "amounts"))
     if any(len(cell) > 40 or not -(2**63) <= int(cell) < 2**64 for cell in cells):
         return Judgement("sparse", f"holds integers of more than 64 bits, so they are names; {seen}", "text")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import numpy as np
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from embark.data.prepare.budget import Budget
     from embark.features.arrow.row_parser import RowParser
 
-Kind = Literal["times", "read", "stage", "number", "count", "write"]
-_Finish = Callable[[], dict[str, Any]]  # Waits for the disk and gives the record of what was done.
+Kind = Literal["times", "read", "stage", "number", "count", "write", "sequence"]
+Finish = Callable[[], dict[str, Any]]  # Waits for the disk and gives the record of what was done.
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +51,13 @@ class Task:
     column: int = 0
     layout: Layout | None = None  # The layout of the written parts.
     starts: tuple[int, ...] = ()
-    """The position of the segment's first key among those of all segments, for each of `Preparation.counted`."""
+    """The position of the segment's first key among those of all segments, for each of `Preparation.counted`; of
+    sequences, the first bucket of users and the one behind the last."""
     numbers: Numbers | None = None  # How the written parts have numbers.
     split_starts: tuple[int, ...] = ()  # Times at which validation and test begin in a split by time.
     bin_starts: tuple[int, ...] = ()  # Times at which the bins of training rows begin whose labels are counted.
     label_rate: float = 0.0  # Of all training rows.
+    first_time: int = 0  # The oldest time of a log.
 
     @property
     def record(self) -> str:
@@ -76,12 +78,11 @@ class Preparation:
     known: Mapping[str, id_numbering.KnownIds] = field(default_factory=dict)  # Ids of earlier data, by column.
     known_statistics: tuple[ValueStatistics, ...] = ()  # Of earlier data.
     numbers: Numbers | None = None  # None: they are fitted to the training rows first.
+    is_log: ClassVar[bool] = False  # Rows are choices of users, and become sequences.
 
     def do(self, task: Task, report: Report) -> Callable[[], dict[str, Any]]:
         """Do the task; calling what is returned waits for the disk and writes the record, which makes it done."""
-        run = {"times": self._times, "read": self._read, "stage": self._stage, "number": self._number,
-               "count": self._count, "write": self._write}[task.kind]
-        finish = run(task, report)
+        finish: Finish = getattr(self, f"_{task.kind}")(task, report)
         return lambda: self.journal.write(task.record, finish())
 
     @property
@@ -182,7 +183,7 @@ class Preparation:
     def _runs_directory(self) -> Path:
         return self.out / PREPARING / "staged"
 
-    def _times(self, task: Task, report: Report) -> _Finish:
+    def _times(self, task: Task, report: Report) -> Finish:
         """Write the rows' times alone, which say where a split by time begins."""
         path = self.times_file(task.name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -193,7 +194,7 @@ class Preparation:
             commit(file, path)
         return dict
 
-    def _read(self, task: Task, report: Report) -> _Finish:
+    def _read(self, task: Task, report: Report) -> Finish:
         """Write rows straight to parts: the key alone gives the id."""
         layout = self.layout()
         writers, counts = _Writers(self.out, task.name, layout), SegmentCounts()
@@ -202,7 +203,7 @@ class Preparation:
             writers.add(Rows(raw.label, raw.dense, ids, raw.lengths), raw.split)
         return lambda: counts.to_json() | {"parts": writers.close()}
 
-    def _stage(self, task: Task, report: Report) -> _Finish:
+    def _stage(self, task: Task, report: Report) -> Finish:
         """Write rows to runs: their ids are known when all are counted."""
         writer, counts = id_numbering.RunWriter(self._runs_directory, task.name), SegmentCounts()
         waiting: list[RawRows] = []
@@ -258,7 +259,7 @@ class Preparation:
             bins = statistics_count.random_bins(self.spec.data.seed, task.file_index, raw.positions)
         return np.where(raw.split == TRAIN, bins, np.uint8(statistics_count.HELD_OUT))
 
-    def _number(self, task: Task, report: Report) -> _Finish:
+    def _number(self, task: Task, report: Report) -> Finish:
         """Number a column's keys, the known ones first, then the most frequent."""
         column, prepare = self.schema.sparse[task.column], self.spec.data.prepare
         (self.out / IDS).mkdir(exist_ok=True)
@@ -269,7 +270,7 @@ class Preparation:
             limit = max(known.num_rows, limit)
         found = id_numbering.number_keys(
             runs, self.id_files(task.column), min_count=column.min_count or prepare.min_count, max_rows=limit,
-            max_entries=self.budget.max_entries, report=report, known=known, beside=beside)
+            max_entries=self.budget.max_entries, report=report, known=known, beside=beside, has_counts=self.is_log)
         num_rows = max(column.rows or 0, found.num_rows, known.num_rows if known else 0)
         about: dict[str, Any] = {"name": column.name, "rows": num_rows, "distinct": found.num_distinct,
                                  "kept": found.num_known + found.num_new}
@@ -284,7 +285,7 @@ class Preparation:
         return [i for i in self.numbered if i != column and names[column] in tables
                 and tables.get(names[i]) == tables[names[column]]]
 
-    def _count(self, task: Task, report: Report) -> _Finish:
+    def _count(self, task: Task, report: Report) -> Finish:
         """Count the rows and the labels of each value of a column."""
         column, files = self.schema.sparse[task.column], self.statistic_files(task.column)
         files.keys.parent.mkdir(exist_ok=True)
@@ -293,7 +294,7 @@ class Preparation:
                                             self.budget.max_entries // 2, report)
         return lambda: {"name": files.ids.stem, "rows": num, "sha256": files.sha256()}
 
-    def _write(self, task: Task, report: Report) -> _Finish:
+    def _write(self, task: Task, report: Report) -> Finish:
         """Write runs to parts, now that every key has its id."""
         assert task.layout is not None
         layout, runs = task.layout, self._runs(task.name)

@@ -13,6 +13,7 @@ Locks are the kernel's (`flock`), so those of a process that dies are free.
 
 import fcntl
 import hashlib
+import io
 import os
 import threading
 import time
@@ -22,17 +23,22 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, cast
 
-from embark.data.prepared.manifest import MANIFEST, Manifest, Part
+import numpy as np
+
+from embark.data.prepared.manifest import LOG_SPLITS, MANIFEST, SEQUENCES, Manifest, Part, Split
 from embark.data.prepared.parts import LocalParts, OpenPart, Parts, PartVerifier, ReadAhead
+from embark.data.prepared.sequences import SequenceSource
 from embark.data.prepared.source import Allocate, PreparedSource
 from embark.errors import DataError, EmbarkError, Fault
+from embark.features.arrays import Array, Int32s, Int64s
 from embark.features.layout import REPAIR, Layout
 from embark.spec.run import RunSpec
 from embark.store import ObjectStore, open_store
 from embark.store.errors import NotFound, RetryPolicy, explain_data
-from embark.store.object_store import LocalStore
+from embark.store.object_store import LocalStore, normalize_path
 from embark.store.run_dir import user_cache
 
 _POLL_S = 0.02
@@ -298,11 +304,39 @@ def _is_complete(file: Path, part: Part) -> bool:
         return False
 
 
-def open_prepared(spec: RunSpec, allocate: Allocate | None = None) -> PreparedSource:
+BAD_ARRAY = (OSError, ValueError, EOFError, OverflowError, TypeError, SyntaxError, TokenError)
+"""Raised by `np.load` for a file that is no array."""
+
+
+def read_array(path: str, name: str) -> tuple[Array, bytes]:
+    """Read an array, or map it if it lies on this machine; return also its file's SHA-256."""
+    folder = local_folder(path)
+    try:
+        if folder is not None:
+            with (folder / name).open("rb") as file:
+                return np.load(folder / name, mmap_mode="r"), hashlib.file_digest(file, "sha256").digest()
+        data = open_store(path).read(name)
+        return np.load(io.BytesIO(data), allow_pickle=False), hashlib.sha256(data).digest()
+    except BAD_ARRAY as error:
+        raise DataError(f"{path}/{name}: cannot be read ({error})", fix=REPAIR) from None
+
+
+def read_items(path: str, manifest: Manifest) -> tuple[Int32s, Int64s]:
+    """Return the rows of a prepared log's items, rising, and how often each is in the log."""
+    about = manifest.settings["id_maps"][manifest.layout.features[0].name]
+    ids, counts = (np.array(read_array(path, normalize_path(about[name]))[0]) for name in ("ids", "counts"))
+    order = np.argsort(ids, kind="stable")
+    if ids.ndim != 1 or ids.shape != counts.shape or not len(ids) or ids[order[0]] < 1 or counts.min() < 1:
+        raise DataError(f"{path}: the items are not those that the data was prepared with", fix=REPAIR)
+    return ids[order].astype(np.int32), counts[order].astype(np.int64)
+
+
+def open_prepared(spec: RunSpec, allocate: Allocate | None = None) -> PreparedSource | SequenceSource:
     """Open the data at `data.path`, for a spec that agrees with it (`resolve_from_manifest`)."""
     data = spec.data
     manifest = read_manifest(data.path)
-    wanted = [*manifest.parts.get("train", ()), *manifest.parts.get(data.eval_split, ())]
+    splits: tuple[Split, ...] = LOG_SPLITS if SEQUENCES in manifest.settings else ("train", data.eval_split)
+    wanted = [part for split in splits for part in manifest.parts.get(split, ())]
     _refuse(data.path, _inconsistent_parts(manifest, wanted))
     folder = local_folder(data.path)
     parts: Parts
@@ -316,6 +350,8 @@ def open_prepared(spec: RunSpec, allocate: Allocate | None = None) -> PreparedSo
             store, cache_directory(data.path, data.cache_dir), round(data.cache_gb * 1e9), manifest.layout,
             manifest.block_rows, max((part.size_bytes for part in wanted), default=0),
         )
+    if SEQUENCES in manifest.settings:
+        return SequenceSource(manifest, spec.model, data, parts, read_items(data.path, manifest))
     return PreparedSource(manifest, spec.model.table_list(), data, parts, allocate, spec.model.tasks)
 
 

@@ -26,12 +26,19 @@ NUMBERS = "numbers"  # A key of the settings: the state of the transforms of num
 TIME_SPLIT = "time_split"  # A key of the settings: the column of a split by time, and where validation and test begin.
 TABLES = "tables"  # A key of the settings: the versions of the Delta and Iceberg tables that it was made of.
 SHARED = "shared_tables"  # A key of the settings: features that look up the table of another one.
+SEQUENCES = "sequences"  # A key of the settings: what the rows of a prepared log are, each of them a user's.
 VERSION = 1
 TASKS_VERSION = 2  # Has labels of several tasks, which earlier versions of Embark cannot read.
 WEIGHTS_VERSION = 3  # Has weights of ids.
+SEQUENCES_VERSION = 4  # Has users with all of their items.
 BLOCK_ROWS = 32_768
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+HELD_OUT_ENDS = ("train_items", "validation_items", "test_items")
+"""Features of a user: how many items are for training, and how many there are up to a held-out one, itself included."""
+LOG_SPLITS: tuple[Split, ...] = ("train", "validation")
+"""Where the users of a log are: those to train on, and those who are only evaluated."""
+MIN_HELD_OUT = 3  # Users with fewer items are trained on, and not evaluated, unless the split is by time.
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +70,11 @@ class Manifest:
 
     @property
     def rows_by_split(self) -> dict[str, int]:
+        """How many samples each split has."""
+        if SEQUENCES in self.settings:
+            held_out = self.settings[SEQUENCES]["held_out"].values()
+            return {"train": self.num_rows("train"), "validation": sum(nums[0] for nums in held_out),
+                    "test": sum(nums[1] for nums in held_out)}
         return {split: self.num_rows(split) for split in SPLITS}
 
     def all_parts(self) -> Iterator[Part]:
@@ -105,7 +117,7 @@ class Manifest:
                          for p in self.parts.get(split, ())] for split in SPLITS}
         layout = self.layout
         version = WEIGHTS_VERSION if layout.id_features != layout.features else TASKS_VERSION if layout.labels else \
-            VERSION
+            SEQUENCES_VERSION if SEQUENCES in self.settings else VERSION
         value = {
             "format": "embark-prepared", "version": version,
             "label": self.label, "block_rows": self.block_rows,
@@ -120,9 +132,9 @@ class Manifest:
         """Read a manifest, or say what the text is instead."""
         try:
             head = _Head.model_validate_json(text)
-            if head.version not in (VERSION, TASKS_VERSION, WEIGHTS_VERSION):
+            if not VERSION <= head.version <= SEQUENCES_VERSION:
                 raise DataError(f"{where}: its format is version {head.version}, this Embark reads up to "
-                                f"{WEIGHTS_VERSION}",
+                                f"{SEQUENCES_VERSION}",
                                 fix="prepare the data again, or use the Embark that wrote it")
             file = _File.model_validate_json(text)
         except ValidationError as error:
@@ -178,6 +190,9 @@ def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
     """Return `spec` with the tables and `num_dense` of its data where it gives none, and the fields of `[train]` that
     follow the number of training rows. What the spec gives must fit the data."""
     model, layout = spec.model, manifest.layout
+    if SEQUENCES in manifest.settings:
+        return with_train_defaults(spec.model_copy(update={"model": _model_of_log(spec, manifest)}),
+                                   manifest.num_rows("train"), manifest.rows_by_split[spec.data.eval_split])
     changes: dict[str, object] = {}
     if "num_dense" not in model.model_fields_set:
         changes["num_dense"] = len(layout.dense)
@@ -193,6 +208,36 @@ def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
         )
     return with_train_defaults(spec.model_copy(update={"model": model}), manifest.num_rows("train"),
                                manifest.num_rows(spec.data.eval_split))
+
+
+def _model_of_log(spec: RunSpec, manifest: Manifest) -> ModelSpec:
+    """Return the model with the history, the negatives and the times of a prepared log, where it has no tables."""
+    model, how, about = spec.model, spec.data.interactions, manifest.settings[SEQUENCES]
+    item, *more = (feature for feature in manifest.layout.features if feature.is_ragged)
+    roles = model.sequence
+    times = [one.name for one in more]
+    if roles.times and not times:
+        raise DataError(f"{spec.data.path}: the log was prepared without times, and model.sequence.times names them",
+                        fix="leave it out, or prepare the log again with data.time_column")
+    if not model.gives_tables:
+        longest = how.max_length + 1
+        mean = min(float(longest), about["trained"] / max(1, manifest.num_rows("train")))
+        roles = roles.model_copy(update={"history": roles.history or item.name, **(
+            {"negatives": roles.negatives or "negatives"} if not roles.candidate else {})})
+        history = {"pooling": "none", "multi_hot": longest, "max_length": longest, "mean_length": mean}
+        found = [Table(name=roles.history, rows=item.rows, **history),
+                 Table(name=roles.negatives, rows=item.rows, shares=roles.history, pooling="none",
+                       multi_hot=how.num_negatives, max_length=how.num_negatives)]
+        if roles.times:
+            found.append(Table(name=roles.times, rows=1, lookup=False, **history))
+        return model.model_copy(update={"tables": tuple(found), "sequence": roles,
+                                        "num_dense": model.num_dense if "num_dense" in model.model_fields_set else 0})
+    for table in model.table_list():
+        if table.name == roles.history and table.rows < item.rows:
+            raise DataError(f"{spec.data.path}: {table.name}: rows = {table.rows:,}, and the log has items up to row "
+                            f"{item.rows - 1:,}", fix=f"{table.name}: rows = {item.rows}; or leave the tables out, to "
+                            "take those of the data")
+    return model
 
 
 def _tables(path: str, layout: Layout) -> tuple[Table, ...]:

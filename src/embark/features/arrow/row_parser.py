@@ -122,6 +122,7 @@ class RowParser:
             what = {"hex": "is not a hexadecimal number", "number": "is not a number"}.get(sparse.kind,
                                                                                            "is not an integer")
             bad.add(found.is_bad, sparse.source, array, what)
+            bad.add(found.is_missing if sparse.is_required else None, sparse.source, array, "means no value")
             keys.append(found)
         self._pair_weights(keys, cells, bad)
         examples = [*location.bad, *(BadRow(int(location.lines[row]), why) for row, why in bad.whys.items())]

@@ -1,19 +1,14 @@
 """Predictions and labels, counted on the device and summed over all ranks with one all-reduce."""
 
-import math
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embark.events.drift import LOGITS, NUM_SCORE_BINS
 from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS, STATE_SIZE, exact_auc, metrics_from, metrics_of
-from embark.run.retrieval_metrics import ranking_metrics, ranks_of_first, sums_of_ranks
 from embark.trainers.torch.world import World
-
-TOP = 10  # The K of Hit@K and NDCG@K of a model of the next item.
 
 
 def sums_of(logits: Tensor, label: Tensor) -> Tensor:
@@ -58,37 +53,6 @@ class HeldOut:
         bins = torch.bucketize(logits, torch.from_numpy(LOGITS).to(logits), right=True)
         counts: list[int] = self._world.sum_over_ranks(torch.bincount(bins, minlength=NUM_SCORE_BINS)).tolist()
         return counts
-
-
-class RankedHeldOut:
-    """Ranks of the item that was chosen, candidate 0 of each sample, among those that were not."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-        self._loss = torch.zeros(2, dtype=torch.float64, device=world.device)  # Sum of losses, and number of samples.
-        self._ranks: list[NDArray[np.int64]] = []
-        self._num_candidates = 2
-
-    @torch.no_grad()
-    def add(self, scores: Tensor, _label: Tensor) -> None:
-        """Add a batch of [samples, candidates]."""
-        self._loss[0] += cross_entropy(scores.float(), scores.new_zeros(len(scores), dtype=torch.long), reduction="sum")
-        self._loss[1] += len(scores)
-        self._ranks.append(ranks_of_first(scores.float().cpu().numpy()))
-        self._num_candidates = scores.shape[1]
-
-    def metrics(self) -> dict[str, float]:
-        """Return the metrics over all ranks, which must all call it.
-
-        The AUC is the mean share of the others that are ranked behind.
-        """
-        loss, num_samples = self._world.sum_over_ranks(self._loss).tolist()
-        ranks = np.concatenate(self._world.gathered(np.concatenate(self._ranks)))
-        return {
-            "auc": float(1 - ranks.mean() / (self._num_candidates - 1)), "log_loss": loss / num_samples,
-            "normalized_entropy": math.nan, "calibration": math.nan, "num_samples": num_samples,
-            **ranking_metrics(sums_of_ranks(ranks, TOP), TOP),
-        }
 
 
 def logit_bins(logits: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.fx
 from torch import Tensor, nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
-from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, softplus
+from torch.nn.functional import binary_cross_entropy_with_logits, softplus
 from torch.overrides import TorchFunctionMode
 from torchrec.modules.embedding_configs import DataType, EmbeddingBagConfig, EmbeddingConfig, PoolingType
 from torchrec.modules.embedding_modules import EmbeddingBagCollection, EmbeddingCollection
@@ -212,13 +212,13 @@ def loss_and_predictions(
     """Return what a train pipeline wants: loss and rest.
 
     A model of the next item gives, in training, the log-odds of each position, of which ranks have different numbers;
-    each rank's loss is its share of the mean over all of them. In evaluation it gives the scores of all candidates.
+    each rank's loss is its share of the mean over all of them. In evaluation it gives vectors, which have no loss yet.
     """
     logits = logits.float()
     if not is_next_item:
         loss = binary_cross_entropy_with_logits(logits, label)
     elif logits.ndim == 2:
-        loss = cross_entropy(logits, torch.zeros(len(logits), dtype=torch.long, device=logits.device))
+        loss = logits.new_zeros(())
     else:
         label = torch.ones_like(logits)
         count = torch.tensor(float(len(logits)), device=logits.device)

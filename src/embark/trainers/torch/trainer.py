@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torchrec.distributed.model_parallel import DistributedModelParallel
 
 from embark.data import Batch, SampleSource
+from embark.data.item_catalog import next_items
 from embark.data.synthetic import SyntheticSource
 from embark.errors import EmbarkError
 from embark.model.engine_selection import (
@@ -38,10 +39,12 @@ from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup, use_lookup_of_
 from embark.trainers.torch.device_samples import DeviceDrawnSource
 from embark.trainers.torch.dynamic.tables import DynamicTables
 from embark.trainers.torch.engines.pipeline import BatchRange, Engine, EngineInputs, PipelineEngine
-from embark.trainers.torch.metrics import HeldOut, MetricWindow, RankedHeldOut
+from embark.trainers.torch.metrics import HeldOut, MetricWindow
 from embark.trainers.torch.model import Recommender, SequenceRecommender, WithoutValues, fill_tables
 from embark.trainers.torch.networks.layers import center_units, seed_dropout
+from embark.trainers.torch.networks.sequences import NextItem
 from embark.trainers.torch.networks.trace_network import trace_network
+from embark.trainers.torch.next_items import NextItemEvaluator
 from embark.trainers.torch.optimizers import fuse_into_backward, make_optimizers
 from embark.trainers.torch.phases import InputWaits, Profiler
 from embark.trainers.torch.sharding import (
@@ -60,6 +63,19 @@ NUM_FIRST_ROWS = 8192
 """Training rows that say where the dense columns lie when the weights are initialized."""
 
 
+def use_frequencies(network: NextItem, spec: RunSpec, source: SampleSource, device: torch.device) -> None:
+    """Tell the network how often each item is in the log, where negatives go by that."""
+    how = spec.data.interactions.negatives
+    catalog, counts = getattr(source, "catalog", None), getattr(source, "counts", None)
+    if how == "uniform" or catalog is None or counts is None:
+        return
+    frequency = np.full(spec.model.feature(spec.model.sequence.history).rows, 1 / counts.sum())
+    frequency[catalog] = counts / counts.sum()
+    network.log_frequency = torch.from_numpy(np.log(frequency)).float().to(device)
+    if how == "in_batch":
+        network.num_in_batch = spec.model.feature(spec.model.sequence.negatives).multi_hot
+
+
 class TorchTrainer:
     """Builds in the order TorchRec needs: optimizer into backward, plan, shard, fill, engine."""
 
@@ -72,9 +88,12 @@ class TorchTrainer:
             use_deterministic_kernels()
         is_bf16, is_retrieval = self.precision == "bf16", spec.model.kind == "two_tower"
         self.catalog = read_catalog(spec, source, world) if is_retrieval else None
+        self.items = next_items(source, spec.model) if spec.model.is_next_item else None
         kind = SequenceRecommender if spec.model.has_sequences else Recommender
         model = TwoTowers(spec, world, self.catalog, is_bf16=is_bf16) if self.catalog else \
             kind(spec.model, spec.train, world.device, is_bf16=is_bf16)
+        if isinstance(model.dense, NextItem):
+            use_frequencies(model.dense, spec, source, world.device)
         bottom = getattr(model.dense, "bottom", None)
         num_rows = 0 if spec.stream.is_on else min(NUM_FIRST_ROWS, source.num_train_samples)
         if spec.train.dense_init == "centered" and num_rows and isinstance(bottom, nn.Sequential):
@@ -139,7 +158,7 @@ class TorchTrainer:
         return self.engine.trouble()
 
     @contextmanager
-    def evaluating(self, step: int) -> Iterator[Evaluator | RetrievalEvaluator]:
+    def evaluating(self, step: int) -> Iterator[Evaluator | RetrievalEvaluator | NextItemEvaluator]:
         """Give the model in evaluation mode.
 
         Fused Adam counts its lookups as steps, so `step` is set again afterwards.
@@ -147,8 +166,12 @@ class TorchTrainer:
         with self.engine.evaluating() as model:
             to_device = ToDevice([t.name for t in self.spec.model.table_list()], self.world.device,
                                  self.spec.model.table_list())
-            yield RetrievalEvaluator(model, self.spec, self.world, self.catalog) if self.catalog else Evaluator(
-                model, self.world, self._by_row(to_device), self.spec.model)
+            if self.catalog:
+                yield RetrievalEvaluator(model, self.spec, self.world, self.catalog)
+            elif self.items is not None:
+                yield NextItemEvaluator(model, self.spec.model, self.world, to_device, self.items)
+            else:
+                yield Evaluator(model, self.world, self._by_row(to_device), self.spec.model)
         self.optimizers.set_step(step)
 
     def _by_row(self, to_device: ToDevice) -> Callable[[Batch], DeviceBatch]:
@@ -173,8 +196,7 @@ class Evaluator:
     def __init__(self, model: DistributedModelParallel, world: World, to_device: Callable[[Batch], DeviceBatch],
                  spec: ModelSpec) -> None:
         self._model, self._world, self._to_device, self._tasks = model, world, to_device, spec.tasks
-        self._held_out = TaskHeldOut(spec.tasks, world) if spec.tasks else \
-            RankedHeldOut(world) if spec.is_next_item else HeldOut(world)
+        self._held_out = TaskHeldOut(spec.tasks, world) if spec.tasks else HeldOut(world)
         self._is_drawn_there = not spec.tasks and not spec.has_weighted_ids
         # A long history is a batch by itself, and lists of rows are whole in a batch of training.
         self._must_be_small = world.device.type != "cuda" or spec.has_sequences or list_size_of(spec.tasks) > 1

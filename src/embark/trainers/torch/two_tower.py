@@ -4,7 +4,6 @@ ones; and the exact search over all items that evaluates them."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from embark.spec import RunSpec
 from embark.trainers.torch.batch import DeviceBatch, ToDevice
 from embark.trainers.torch.metrics import MetricWindow
 from embark.trainers.torch.model import ordered_values, tables_without_values
+from embark.trainers.torch.networks.rank_values import from_all_ranks, gathered
 from embark.trainers.torch.networks.two_tower import TwoTowerNetwork
 from embark.trainers.torch.world import World
 
@@ -113,7 +113,7 @@ class CandidateSoftmax(nn.Module):
         num_samples = len(label) - self._num_negatives
         is_positive = label[:num_samples] > 0.5
         is_candidate = torch.cat([is_positive, torch.ones_like(label[num_samples:], dtype=torch.bool)])
-        vectors, every_id, every_candidate = _from_all(item), _gather(ids), _gather(is_candidate)
+        vectors, every_id, every_candidate = from_all_ranks(item), gathered(ids), gathered(is_candidate)
         logits = user[:num_samples] @ vectors.T / self._temperature - self._log_expected[every_id.long()]
         samples = torch.arange(num_samples, device=label.device)
         own = samples + dist.get_rank() * len(label)
@@ -122,39 +122,8 @@ class CandidateSoftmax(nn.Module):
         is_left_out[samples, own] = False
         logits = logits.masked_fill(is_left_out, float("-inf"))
         losses = torch.nn.functional.cross_entropy(logits, own, reduction="none") * is_positive
-        num_positives = _gather(is_positive).sum().clamp(min=1)
+        num_positives = gathered(is_positive).sum().clamp(min=1)
         return losses.sum() * (dist.get_world_size() / num_positives), losses, is_positive.float()
-
-
-def _gather(values: Tensor) -> Tensor:
-    """Concatenate the values of all ranks, without gradient."""
-    if dist.get_world_size() == 1:
-        return values
-    sent = values.to(torch.uint8) if values.dtype == torch.bool else values
-    parts = [torch.empty_like(sent) for _ in range(dist.get_world_size())]
-    dist.all_gather(parts, sent.contiguous())
-    return torch.cat(parts).to(values.dtype)
-
-
-def _from_all(values: Tensor) -> Tensor:
-    """Concatenate the values of all ranks; the gradient sums what all ranks' losses say of this rank's rows."""
-    if dist.get_world_size() == 1:
-        return values
-    gathered: Tensor = _AllGather.apply(values)
-    return gathered
-
-
-class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, values: Tensor) -> Tensor:
-        ctx.num = len(values)
-        return _gather(values)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        grad = grad.contiguous()
-        dist.all_reduce(grad)
-        return grad[dist.get_rank() * ctx.num : (dist.get_rank() + 1) * ctx.num]
 
 
 class SoftmaxWindow(MetricWindow):
@@ -250,7 +219,7 @@ class RetrievalEvaluator:
         for start in range(0, num, self._batch_size * ranks):
             first = start + self._world.rank * self._batch_size
             which = np.minimum(np.arange(first, first + self._batch_size), num - 1)
-            found.append(_gather(self._vectors_of(self._catalog.batch(which))[1]))
+            found.append(gathered(self._vectors_of(self._catalog.batch(which))[1]))
         return torch.cat(found)[:num]
 
 

@@ -83,13 +83,64 @@ def test_hit_rate_does_not_rise_with_rows_that_are_no_item(train_tiny, tmp_path)
     assert wide == pytest.approx(exact, abs=0.05)  # the items are random: about 10 of 101 candidates
 
 
-def test_a_tie_or_nan_counts_against_the_chosen_item():
-    from embark.run.retrieval_metrics import ranking_sums, ranks_of_first, sums_of_ranks
+def test_ranks_among_all_items_are_those_of_a_plain_sort(train_tiny, tmp_path):
+    from embark import evaluate
+    from embark.data.evaluation_rows import open_rows
+    from embark.run.evaluate_run import loaded
+    from embark.store.checkpoint_inspect import find_trained
+    from embark.trainers import open_backend
 
-    assert ranks_of_first(np.array([[3.0, 1, 2], [1.0, 1, 0], [0.0, 5, 5], [np.nan, 0, 0]])).tolist() == [0, 1, 2, 2]
+    path, draw = tmp_path / "log.txt", np.random.default_rng(3)
+    path.write_text("".join(f"{user} {item}\n" for user in range(60) for item in draw.integers(3, 33, size=12)))
+    run = train_tiny(*NEXT, f"data.path={path}", COLUMNS, "model.kind=sasrec", "train.num_steps=20",
+                     "train.batch_size=30", "store.checkpoint_at_end=true").values["run_dir"]
+    found = find_trained(run)
+    with open_rows(found.spec, found.fingerprint) as rows, loaded(found, open_backend(found.spec), rows) as model, \
+            model.trainer.evaluating(model.step) as evaluator, torch.no_grad():
+        source = rows.source
+        _, (_, vectors, _) = evaluator._model(evaluator._to_device(source.eval_rows(0, 60)))
+        scores = (vectors[:, :-1] @ evaluator._rows(source.catalog).T).numpy()
+    histories, lengths = source.eval_seen(0, 60)
+    batch = source.eval_rows(0, 60)
+    targets = batch.by_feature(batch.ids)[0][np.cumsum(batch.lengths[0]) - 1]
+    every, unseen = [], []
+    for user, seen in enumerate(np.split(histories, np.cumsum(lengths)[:-1])):
+        order = source.catalog[np.argsort(-scores[user])].tolist()
+        every.append(order.index(targets[user]))
+        if targets[user] not in seen:
+            unseen.append([item for item in order if item not in seen].index(targets[user]))
+    assert 0 < len(unseen) < 60  # some chose an item again
+    rankings = evaluate(run).rankings
+    for name, ranks in (("all_items", every), ("unseen_items", unseen)):
+        assert rankings[name]["num_users"] == len(ranks)
+        assert rankings[name]["hit_at_5"] == pytest.approx(np.mean(np.array(ranks) < 5))
+        assert rankings[name]["mrr_at_50"] == pytest.approx(np.mean(1 / (1.0 + np.array(ranks))))
+    assert rankings["all_items"]["num_candidates"] == len(source.catalog) == 30
+    assert rankings["sampled_negatives"]["num_candidates"] == 101
+
+
+def test_ranks_do_not_depend_on_how_much_is_scored_at_once(train_tiny, log, monkeypatch):
+    from embark import evaluate
+    from embark.trainers.torch import next_items
+
+    run = train_tiny(*NEXT, log, COLUMNS, "model.kind=hstu", "train.num_steps=10", "store.checkpoint_at_end=true")
+    whole = evaluate(run.values["run_dir"]).rankings
+    for name, value in (("ITEMS_AT_ONCE", 7), ("USERS_AT_ONCE", 100), ("SCORES_AT_ONCE", 40)):
+        monkeypatch.setattr(next_items, name, value)
+    assert evaluate(run.values["run_dir"]).rankings == whole
+
+
+def test_a_tie_or_nan_counts_against_the_chosen_item(train_tiny, log):
+    from embark.run.retrieval_metrics import metrics_of_ranks, ranking_sums, sums_of_ranks
+
     ranks = np.array([0, 3, 7])
     lists = np.array([[9 if place == rank else place + 10 for place in range(5)] for rank in ranks])
     assert sums_of_ranks(ranks, 5) == pytest.approx(ranking_sums(lists, [np.array([9])] * 3))
+    found = metrics_of_ranks(ranks, 40)
+    assert (found["hit_at_5"], found["hit_at_10"], found["mrr_at_5"]) == (2 / 3, 1, pytest.approx((1 + 1 / 4) / 3))
+    alike = train_tiny(*NEXT, log, COLUMNS, "model.kind=sasrec", "train.num_steps=1", "train.learning_rate=0.0",
+                       *(f"model.tables.{table}.init_range=0.0" for table in (0,))).of("eval")[-1]
+    assert alike["rankings"]["all_items"]["hit_at_20"] == 0
 
 
 @pytest.mark.parametrize("sets", [

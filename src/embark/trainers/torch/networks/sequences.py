@@ -15,10 +15,12 @@ from embark.spec.model import ModelSpec
 from embark.trainers.torch.networks.hstu_attention import hstu_attention, time_bucket
 from embark.trainers.torch.networks.jagged import JaggedLayout, JaggedSequence, Padding, sample_of_each, take
 from embark.trainers.torch.networks.layers import SequenceDropout, bottom_mlp, mlp
+from embark.trainers.torch.networks.rank_values import from_all_ranks, gathered
 
 Sequences = Mapping[str, JaggedSequence]
 MAX_PLAIN_LENGTH = 512
 """Longest sequence whose attention scores are held in memory on a GPU."""
+_NOTHING = -1e4
 
 
 def sequence_network(model: ModelSpec) -> nn.Module:
@@ -82,16 +84,19 @@ class NextItem(nn.Module):
     """SASRec or HSTU that predicts each item of a sequence from those before it.
 
     Training gives, for each position, the log-odds of the item that follows against the sample's negatives: its log
-    loss is the cross-entropy of a softmax over them. Evaluation gives the scores of the last item and of the negatives.
+    loss is the cross-entropy of a softmax over them. Evaluation gives [B, dim + 1]: the vector of all items but the
+    last, whose product with an item's row is its score, and the score of the last item.
     """
 
     def __init__(self, model: ModelSpec) -> None:
         super().__init__()
         self.roles = model.sequence
         self.encoder = Encoder(model, model.feature(self.roles.history).multi_hot - 1)
+        self.log_frequency: Tensor | None = None  # [rows of the table]: subtracted from scores in training.
+        self.num_in_batch = 0  # Items of a rank's batch that are its negatives; 0: each sample brings its own.
 
     def forward(self, dense: Tensor, pooled: dict[str, Tensor], sequences: Sequences) -> Tensor:
-        history, negatives = sequences[self.roles.history], sequences[self.roles.negatives]
+        history, negatives = sequences[self.roles.history], sequences.get(self.roles.negatives)
         inputs = _Inputs.of(history.offsets, len(history.values))
         times = sequences[self.roles.times].ids[inputs.rows] if self.roles.times else None
         encoded = self.encoder(take(history.values, inputs.rows), inputs.offsets, times)
@@ -104,31 +109,65 @@ class NextItem(nn.Module):
 
         `users` [n] says which history is a candidate's. Where that is empty, all items are alike.
         """
-        offsets = sequences[self.roles.history].offsets
-        last = others.new_zeros(len(offsets) - 1, others.shape[1])
-        if offsets[-1] > 0:
-            history, times = sequences[self.roles.history].values, sequences.get(self.roles.times)
-            encoded = self.encoder(history, offsets, None if times is None else times.ids)
-            is_known = offsets.diff() > 0
-            last[is_known] = take(encoded, offsets[1:][is_known] - 1)
+        last = self.vectors(sequences)
         against = (last @ others.T).logsumexp(dim=1)
         return (last[users] * candidates).sum(dim=1) - against[users]
 
+    def vectors(self, sequences: Sequences) -> Tensor:
+        """Return the vector of each history, [n, dim]; zeros of an empty one."""
+        history, offsets, _ = sequences[self.roles.history]
+        last = history.new_zeros(len(offsets) - 1, self.encoder.dim)
+        if offsets[-1] > 0:
+            times = sequences.get(self.roles.times)
+            encoded = self.encoder(history, offsets, None if times is None else times.ids)
+            is_known = offsets.diff() > 0
+            last[is_known] = take(encoded, offsets[1:][is_known] - 1)
+        return last
+
     def _scores(
-        self, encoded: Tensor, inputs: "_Inputs", history: JaggedSequence, negatives: JaggedSequence
+        self, encoded: Tensor, inputs: "_Inputs", history: JaggedSequence, negatives: JaggedSequence | None
     ) -> Tensor:
-        others, other_ids = self._others(negatives, len(history.offsets) - 1)
-        if not self.training:
+        if not self.training or negatives is None:
             last = take(encoded, inputs.offsets[1:].long() - 1)
             target = take(history.values, history.offsets[1:].long() - 1)
-            return torch.einsum("bd,bnd->bn", last, torch.cat([target[:, None], others], dim=1))
+            return torch.cat([last, (last * target).sum(dim=1, keepdim=True)], dim=1)
+        if self.num_in_batch:
+            return self._scores_in_batch(encoded, inputs, history)
+        if self.roles.share_negatives:
+            rows, targets = inputs.rows + 1, history.ids[inputs.rows + 1]
+            others, ids = from_all_ranks(negatives.values.float()), gathered(negatives.ids)
+            against = self._corrected(encoded @ others.T, ids).masked_fill(ids == targets[:, None], -math.inf)
+            scored = (encoded * take(history.values, rows)).sum(dim=1)
+            return self._corrected(scored, targets) - against.logsumexp(dim=1)
+        others, other_ids = self._others(negatives, len(history.offsets) - 1)
         scored = encoded * take(history.values, inputs.rows + 1)
         padding = Padding(inputs.offsets)
         against = padding.unpad([torch.bmm(one, take(others, samples).transpose(1, 2))
                                  for one, (samples, _) in zip(padding.pad(encoded), padding.groups, strict=True)])
-        is_target = other_ids[sample_of_each(inputs.offsets, len(against))] == history.ids[inputs.rows + 1][:, None]
-        against = against.masked_fill(is_target, -math.inf)
-        return scored.sum(dim=1) - against.logsumexp(dim=1)
+        ids, targets = other_ids[sample_of_each(inputs.offsets, len(against))], history.ids[inputs.rows + 1]
+        against = self._corrected(against, ids).masked_fill(ids == targets[:, None], -math.inf)
+        return self._corrected(scored.sum(dim=1), targets) - against.logsumexp(dim=1)
+
+    def _corrected(self, scores: Tensor, ids: Tensor) -> Tensor:
+        """Subtract the logarithm of how likely each item is to be a negative."""
+        return scores if self.log_frequency is None else scores - self.log_frequency[ids]
+
+    def _scores_in_batch(self, encoded: Tensor, inputs: "_Inputs", history: JaggedSequence) -> Tensor:
+        """Return the log-odds of each position's item against items of the batch, evenly spaced, that are not of its
+        own history."""
+        rows, targets = inputs.rows + 1, history.ids[inputs.rows + 1]
+        num = min(self.num_in_batch, len(rows))
+        chosen = rows[torch.arange(num, device=rows.device) * len(rows) // max(1, num)]
+        others, ids = take(history.values, chosen), history.ids[chosen]
+        num_samples = len(history.offsets) - 1
+        is_own = torch.zeros(num_samples, num, dtype=torch.bool, device=rows.device)
+        row, other = (history.ids[:, None] == ids).nonzero(as_tuple=True)
+        is_own[sample_of_each(history.offsets, len(history.ids))[row], other] = True
+        against = self._corrected(encoded @ others.float().T, ids)
+        # Not −∞: a position against which there is nothing has no loss, and its gradient is 0.
+        against = against.masked_fill(is_own[sample_of_each(inputs.offsets, len(rows))], _NOTHING)
+        scored = (encoded * take(history.values, rows)).sum(dim=1)
+        return self._corrected(scored, targets) - against.logsumexp(dim=1)
 
     def _others(self, negatives: JaggedSequence, num_samples: int) -> tuple[Tensor, Tensor]:
         num_each, rest = divmod(len(negatives.ids), num_samples)

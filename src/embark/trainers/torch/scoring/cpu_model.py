@@ -281,7 +281,15 @@ class Lookup:
 
 class ExportedSequenceModel(ExportedModel):
     """Scores of DIN, SASRec, HSTU, or a custom model that takes sequences, whose rows are looked up one by
-    one."""
+    one; and the vectors of histories for retrieval."""
+
+    @torch.inference_mode()
+    def user_vectors(self, raw: RawRows) -> NDArray[np.float32]:
+        """Return the vectors of histories, [n, width]; zeros of one without a known item."""
+        assert isinstance(self._dense, NextItem)
+        _, sequences = self._looked_up(self._encoder.encode(raw))
+        vectors: NDArray[np.float32] = self._dense.vectors(sequences).numpy()
+        return vectors
 
     def _open_tables(self, artifact: Artifact) -> None:
         positions, model = positions_of(artifact), artifact.info.model

@@ -1,4 +1,5 @@
-"""The item index of an exported retrieval model: the vectors of all items by the item tower, and faiss to search them.
+"""The item index of an exported retrieval model: the vectors of all items, by the item tower or as rows of the table of
+the history, and faiss to search them.
 
 Built with the checkpoint's own weights; how much of an exact search's answer it finds is measured before it is
 written.
@@ -7,32 +8,37 @@ written.
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import embedding_bag
 
 from embark.data import Batch, open_source
-from embark.data.item_catalog import read_item_catalog
+from embark.data.item_catalog import next_items, read_item_catalog
 from embark.errors import DataError, MissingPackage
 from embark.export.artifact import DENSE, ItemIndexInfo
 from embark.export.item_values import Values, item_values
 from embark.export.safetensors_file import TensorSource, in_memory
+from embark.features.arrays import Int32s
 from embark.spec.model import ModelSpec
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import TrainedRun
+from embark.trainers.torch.networks.jagged import JaggedSequence
+from embark.trainers.torch.networks.sequences import NextItem
 from embark.trainers.torch.networks.two_tower import TwoTowerNetwork
 
 MIN_RECALL = 0.95
 EXACT_UP_TO = 4_096  # Items; so few are searched one by one.
 NUM_QUERIES = 1_000
+NEXT_ITEM_K = 20  # Items of a model of the next item whose share in the index's answers is measured.
 ITEMS_AT_ONCE = 65_536
 _READ_BYTES = 32 << 20
 _LINKS, _BUILD_WIDTH, _SEARCH_WIDTHS = 32, 200, (64, 128, 256, 512, 1024, 2048, 4096)  # HNSW's parameters.
 Floats = NDArray[np.float32]
+Network = TypeVar("Network", bound=nn.Module)
 
 
 def build_item_index(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[ItemIndexInfo, list[TensorSource]]:
@@ -40,21 +46,32 @@ def build_item_index(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[Ite
     """
     faiss, model = require_faiss(), trained.spec.model
     source = open_source(trained.spec)
-    catalog, values = read_item_catalog(source, model), item_values(trained)
-    chosen = np.flatnonzero(values.is_known(catalog.ids))
-    if not len(chosen):
-        raise DataError(f"no item of table {model.two_tower.item} has a known value", fix="check the run's data")
-    network = _network(model, arrays)
-    vectors = np.concatenate([_vectors(network, model, arrays, catalog.batch(chosen[start : start + ITEMS_AT_ONCE]))[1]
-                              for start in range(0, len(chosen), ITEMS_AT_ONCE)])
+    values = item_values(trained)
     num = min(NUM_QUERIES, source.num_eval_samples or source.num_train_samples)
     samples = source.eval_rows(0, num) if source.num_eval_samples else source.train_rows(0, 0, num)
-    queries = _vectors(network, model, arrays, samples)[0]
-    k = min(model.two_tower.eval_k, len(chosen))
+    if model.is_next_item:
+        ids = _known(next_items(source, model), values, model)
+        table = model.feature(model.retrieved)
+        vectors = _rows(arrays, table_weight(table.weights, is_sequence=True), ids, table.dim or 0).numpy()
+        queries, k = _next_item_vectors(model, arrays, samples), min(NEXT_ITEM_K, len(ids))
+    else:
+        catalog = read_item_catalog(source, model)
+        ids, network = _known(catalog.ids, values, model), _network(TwoTowerNetwork(model), arrays)
+        chosen = np.searchsorted(catalog.ids, ids)
+        vectors = np.concatenate([_vectors(network, model, arrays, catalog.batch(chosen[start : start + ITEMS_AT_ONCE]))
+                                  [1] for start in range(0, len(chosen), ITEMS_AT_ONCE)])
+        queries, k = _vectors(network, model, arrays, samples)[0], min(model.two_tower.eval_k, len(ids))
     index, kind, recall = _index(faiss, vectors, queries, k)
-    tensors = [in_memory("ids", catalog.ids[chosen]), *_value_tensors(values, catalog.ids[chosen]),
-               in_memory("index", faiss.serialize_index(index))]
-    return ItemIndexInfo(num_items=len(chosen), kind=kind, k=k, recall=recall, num_queries=num), tensors
+    tensors = [in_memory("ids", ids), *_value_tensors(values, ids), in_memory("index", faiss.serialize_index(index))]
+    return ItemIndexInfo(num_items=len(ids), kind=kind, k=k, recall=recall, num_queries=num), tensors
+
+
+def _known(ids: Int32s, values: Values, model: ModelSpec) -> Int32s:
+    """Return the items that have a value."""
+    known = ids[values.is_known(ids)]
+    if not len(known):
+        raise DataError(f"no item of table {model.retrieved} has a known value", fix="check the run's data")
+    return known
 
 
 def require_faiss() -> ModuleType:
@@ -95,11 +112,27 @@ def recall_of(found: NDArray[np.int64], wanted: NDArray[np.int64]) -> float:
     return float(np.mean([np.isin(one, other).mean() for one, other in zip(wanted, found, strict=True)]))
 
 
-def _network(model: ModelSpec, arrays: CheckpointArrays) -> TwoTowerNetwork:
-    network = TwoTowerNetwork(model).eval()
+def _network(network: Network, arrays: CheckpointArrays) -> Network:
+    """Load the weights of a network."""
     network.load_state_dict({name: torch.from_numpy(arrays.tensor(f"model.{DENSE}{name}", tuple(value.shape)))
                              for name, value in network.state_dict().items()})
-    return network
+    return network.eval()
+
+
+@torch.inference_mode()
+def _next_item_vectors(model: ModelSpec, arrays: CheckpointArrays, batch: Batch) -> Floats:
+    """Return the vectors of samples' histories, without the last item of each."""
+    sequences, ids = dict[str, JaggedSequence](), batch.by_feature(batch.ids)
+    for number, table in enumerate(model.table_list()):
+        if table.name != model.sequence.negatives:
+            distinct, places = np.unique(ids[number], return_inverse=True)
+            values = torch.from_numpy(ids[number].astype(np.int64)) if not table.lookup else _rows(
+                arrays, table_weight(table.weights, is_sequence=True), distinct, table.dim or 0)[places]
+            offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(batch.lengths[number], dtype=np.int64)]))
+            sequences[table.name] = JaggedSequence(values, offsets, torch.from_numpy(ids[number]))
+    network = _network(NextItem(model), arrays)
+    found: Floats = network(torch.empty(0), {}, sequences)[:, :-1].numpy()
+    return found
 
 
 @torch.inference_mode()

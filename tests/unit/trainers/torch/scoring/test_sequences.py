@@ -55,6 +55,12 @@ def trained_scores(run: str) -> tuple[dict[str, list[list[int]]], np.ndarray, np
             model.trainer.evaluating(model.step) as evaluator, torch.no_grad():
         batch = rows.source.eval_rows(0, rows.source.num_eval_samples)
         _, (_, logits, _) = evaluator._model(evaluator._to_device(batch))
+        if found.spec.model.is_next_item:  # a vector for each history: the scores of its last item and the negatives
+            history, negatives = batch.by_feature(batch.ids)[:2]
+            last = history[np.cumsum(batch.lengths[0]) - 1]
+            candidates = np.column_stack([last, negatives.reshape(len(last), -1)])
+            rows = evaluator._rows(candidates.reshape(-1)).view(*candidates.shape, -1)
+            logits = torch.einsum("bd,bnd->bn", logits[:, :-1], rows)
     ids, start = {}, 0
     for table, lengths in zip(found.spec.model.table_list(), batch.lengths, strict=True):
         ends = start + np.cumsum(lengths)
