@@ -15,11 +15,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from embark.data import open_source
+from embark.data.evaluation_rows import open_rows
 from embark.data.prepare.inputs import Inputs, open_inputs
 from embark.data.prepare.parquet_view import open_view
 from embark.data.prepare.prepare import prepare_from_spec, preview
 from embark.data.prepared import Manifest
 from embark.errors import DataError, EmbarkError, MissingPackage, UserError
+from embark.events.events import shown_value
 from embark.spec import RunSpec, load_spec
 
 deltalake = pytest.importorskip("deltalake")
@@ -350,12 +352,18 @@ def test_rows_in_memory_know_their_version(tmp_path: Path):
     write_delta(table, rows(0, 40).select(["small", "price", "label"]).set_column(0, "small", [[1] * 40]))
     deltalake.DeltaTable(table).alter.set_table_description("The same rows.")
 
-    def source(version: int) -> Any:
-        return open_source(load_spec("quickstart", [
+    def spec(version: int) -> RunSpec:
+        return load_spec("quickstart", [
             "data.kind=columns", f"data.path={table}#version={version}", "data.dense_columns=['price']",
-            "model.num_dense=1", "model.tables=[{name='small', rows=9}]"]))
+            "model.num_dense=1", "model.tables=[{name='small', rows=9}]"])
 
-    first, second = source(0), source(1)
+    first, second = open_source(spec(0)), open_source(spec(1))
     np.testing.assert_array_equal(first.train_rows(0, 0, 20).dense, second.train_rows(0, 0, 20).dense)
     assert first.fingerprint().endswith(" (Delta version=0)")
     assert first.fingerprint()[:64] != second.fingerprint()[:64]
+    with open_rows(spec(0), first.fingerprint()) as opened:
+        assert opened.source.num_eval_samples == first.num_eval_samples
+    with pytest.raises(DataError, match="Delta version=0 then, Delta version=1 now"), \
+            open_rows(spec(1), first.fingerprint()):
+        pass
+    assert shown_value(second.fingerprint()) == f"sha256 {second.fingerprint()[:12]}… (Delta version=1)"
