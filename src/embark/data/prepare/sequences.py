@@ -15,7 +15,7 @@ import tomli_w
 
 from embark.data.prepare import id_numbering
 from embark.data.prepare.earlier_ids import EarlierIds
-from embark.data.prepare.guess import find_times, table_name
+from embark.data.prepare.guess import find_times
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.journal import record_path
 from embark.data.prepare.prepare import Run, without_files
@@ -44,6 +44,7 @@ from embark.features.layout import Feature, Layout, Rows
 from embark.features.rows import RawRows
 from embark.features.schema import Schema, SparseColumn
 from embark.spec.data import InteractionsSpec, PrepareSpec
+from embark.spec.features import table_name
 from embark.spec.run import RunSpec
 
 NUM_BUCKETS = 1_024
