@@ -153,8 +153,13 @@ class _Words(RowParser):
     def __init__(self, before: PreparedWith, maps: dict[str, IdMap]) -> None:
         super().__init__(before.schema, before.prepare)
         self._before, self._maps = before, maps
-        self._is_found = {name: np.zeros(one.feature.rows, np.bool_) for name, one in maps.items()}
-        self._found: dict[str, list[tuple[Array, Any]]] = {name: [] for name in maps}
+        self._is_found: dict[str, Array] = {}
+        self._found: dict[str, list[tuple[Array, Any]]] = {}
+        first_of: dict[str, str] = {}  # Columns that share a table have its map, and a value may be in either.
+        for name, one in maps.items():
+            first = first_of.setdefault(before.manifest.settings["id_maps"][name]["sha256"], name)
+            self._is_found[name] = self._is_found.get(first, np.zeros(one.feature.rows, np.bool_))
+            self._found[name] = self._found.get(first, [])
         self._why = ""
 
     @property
