@@ -126,3 +126,29 @@ def test_nothing_is_overwritten_without_force_and_no_part_is_left(tmp_path, raw,
     assert len(json.loads(capsys.readouterr().out)["tables"]) == 4
     with pytest.raises(UserError, match="no such table"):
         write_id_maps(str(data), tmp_path / "ids", tables=["tag"])
+
+
+def test_a_value_of_either_column_that_shares_a_table_is_found(tmp_path):
+    raw = tmp_path / "rows.csv"
+    raw.write_text("y,film,last\n" + "".join(f"{i % 2},m{i % 5},m{i % 3}\n" for i in range(60)) + "1,m1,lone\n")
+    spec = resolve({
+        "model": {"num_dense": 0, "tables": [{"name": "film", "rows": 9}, {"name": "last", "shares": "film"}]},
+        "data": {"kind": "prepared", "path": str(tmp_path / "out"), "label": "y", "eval_fraction": 0.001,
+                 "prepare": {"input": str(raw), "ids": "frequency"}}})
+    prepare_from_spec(spec, tmp_path / "out")
+    for one in write_id_maps(str(tmp_path / "out"), tmp_path / "ids").tables:
+        assert (one.note, one.num_values) == ("", 6)
+        assert {row["value"] for row in pq.read_table(one.path).to_pylist()} >= {"lone", "m4"}
+
+
+def test_a_bucket_is_written_with_its_range(tmp_path):
+    raw = tmp_path / "rows.csv"
+    raw.write_text("y,price\n" + "".join(f"{i % 2},{i}.5\n" for i in range(80)))
+    spec = resolve({"data": {"kind": "prepared", "path": str(tmp_path / "out"), "label": "y", "eval_fraction": 0.001,
+                             "prepare": {"input": str(raw)}}, "features": {"num_buckets": 4}})
+    prepare_from_spec(spec, tmp_path / "out")
+    (one,) = write_id_maps(str(tmp_path / "out"), tmp_path / "ids").tables
+    values = {row["id"]: row["value"] for row in pq.read_table(one.path).to_pylist()}
+    assert (one.column, len(values)) == ("price", 5)
+    assert values[1].startswith("to ")
+    assert values[2] == f"{values[1].removeprefix('to ')} to {values[3].partition(' ')[0]}"
