@@ -93,9 +93,9 @@ def is_closed(client) -> bool:
 
 
 @contextmanager
-def served_by_process(*words: str) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
+def served_by_process(*words: str, python: str = sys.executable) -> Iterator[tuple[subprocess.Popen[bytes], Client]]:
     """`embark serve` as a process of its own, and a client; it is killed if it has not ended."""
-    process = subprocess.Popen([sys.executable, "-m", "embark", "serve", *words, "--port", "0", "--json"],
+    process = subprocess.Popen([python, "-m", "embark", "serve", *words, "--port", "0", "--json"],
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert process.stdout

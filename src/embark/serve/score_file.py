@@ -57,7 +57,7 @@ def score_file(
     if target.is_dir():
         raise UserError(f"{target}: is a folder", fix="name the Parquet file to write")
     if target.exists() and not force:
-        raise UserError(f"{target}: exists", fix="--force reindices it, or name another file")
+        raise UserError(f"{target}: exists", fix="--force replaces it, or name another file")
     opened, (inputs, files) = open_artifact(artifact, version), open_inputs(rows)
     if taken := [output.name for output in outputs_of(opened.info.model) if output.name in keep]:
         raise UserError(f"--keep {taken[0]}: is what the scores are called", fix="rename the column of the input")

@@ -26,6 +26,8 @@ LONG = ("train.num_steps=400", "store.checkpoint_every=20")
 ENDLESS = ("train.num_steps=1000000", "store.checkpoint_every=20")
 ENDS = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 SHORT = ("train.num_steps=30",)
+REAL = f"place.slurm.venv={sys.prefix}"
+"""Its processes are children of Slurm's, which signals each of them."""
 
 
 @pytest.fixture(scope="module")
@@ -34,16 +36,27 @@ def cluster(tmp_path_factory) -> Iterator[SlurmCluster]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory, warm_python) -> Path:
+    """A virtual environment whose programs are forked from a process that has imported torch."""
+    programs = tmp_path_factory.mktemp("venv") / "bin"
+    programs.mkdir()
+    (programs / "python").symlink_to(warm_python)
+    (programs / "embark").write_text(f'#!/bin/sh\nexec {programs}/python -m embark "$@"\n')
+    (programs / "embark").chmod(0o755)
+    return programs.parent
+
+
 class Login:
     """A user at the login node: a directory that every node sees, and the commands."""
 
-    def __init__(self, cluster: SlurmCluster, folder: Path) -> None:
-        self.cluster, self.folder = cluster, folder
+    def __init__(self, cluster: SlurmCluster, folder: Path, venv: Path) -> None:
+        self.cluster, self.folder, self.venv, self.python = cluster, folder, venv, str(venv / "bin" / "python")
         self.env = {**os.environ, **cluster.environment, "XDG_DATA_HOME": str(folder / "data"),
                     "OMP_NUM_THREADS": "1", "EMBARK_LEASE_S": "10"}
 
     def embark(self, *words: str, code: int | None = 0) -> Any:
-        done = subprocess.run([sys.executable, "-m", "embark", *words], cwd=self.folder, env=self.env,
+        done = subprocess.run([self.python, "-m", "embark", *words], cwd=self.folder, env=self.env,
                               capture_output=True, text=True, timeout=HANG_S)
         assert code is None or done.returncode == code, done.stdout + done.stderr
         return json.loads(done.stdout) if "--json" in words else done.stdout + done.stderr
@@ -51,13 +64,13 @@ class Login:
     def launch(self, name: str, *sets: str, nodes: int = 2, code: int = 0) -> str:
         """Launch a run; returns its job's number."""
         every = (*SMALL, f"name={name}", "place.target=slurm", f"place.nodes={nodes}",
-                 f"place.slurm.venv={sys.prefix}", *sets)
+                 f"place.slurm.venv={self.venv}", *sets)
         self.embark("launch", "quickstart", *settings(every), code=code)
         return self.job_id(name)
 
     def tune(self, name: str, *words: str) -> str:
         """Submit a search of two workers; returns the number of its array."""
-        every = (*SMALL, "place.target=slurm", "place.nodes=3", f"place.slurm.venv={sys.prefix}", f"name={name}")
+        every = (*SMALL, "place.target=slurm", "place.nodes=3", f"place.slurm.venv={self.venv}", f"name={name}")
         self.embark("tune", "quickstart", *settings(every), "--workers=2", "--search=train.learning_rate=0.001..0.1",
                     *words)
         return self.job_id(f"{name}-tune")
@@ -97,7 +110,7 @@ class Login:
 
     def train_here(self, name: str, *sets: str) -> dict[int, float]:
         """The losses of two ranks on this machine, without Slurm."""
-        words = [sys.executable, "-m", "embark.torchrun", "--standalone", "--nproc-per-node=2", "-m", "embark", "train",
+        words = [self.python, "-m", "embark.torchrun", "--standalone", "--nproc-per-node=2", "-m", "embark", "train",
                  "quickstart", *settings((*SMALL, f"name={name}", *sets))]
         subprocess.run(words, cwd=self.folder, env=self.env, check=True, timeout=HANG_S, capture_output=True)
         return self.losses(name)
@@ -108,8 +121,8 @@ def settings(sets: tuple[str, ...]) -> list[str]:
 
 
 @pytest.fixture
-def login(cluster, tmp_path) -> Iterator[Login]:
-    yield Login(cluster, tmp_path)
+def login(cluster, tmp_path, venv) -> Iterator[Login]:
+    yield Login(cluster, tmp_path, venv)
     cluster.ask("scancel", "--state=PENDING", "--user=" + cluster.user)
     cluster.ask("scancel", "--user=" + cluster.user)
     cluster.wait_for("the queue is empty", lambda: not cluster.ask("squeue", "--noheader"))
@@ -156,7 +169,7 @@ def test_a_wrong_spec_is_not_requeued(login, cluster):
 
 
 def test_a_preempted_run_saves_and_is_requeued(login, cluster):
-    job_id = login.launch("preempted", *ENDLESS, nodes=3)
+    job_id = login.launch("preempted", *ENDLESS, REAL, nodes=3)
     login.wait_for_checkpoint("preempted", job_id)
     urgent = cluster.ask("sbatch", "--parsable", "--partition=urgent", "--nodes=3", "--exclusive",
                          f"--output={login.folder}/urgent.log", "--wrap", "true")
@@ -169,7 +182,7 @@ def test_a_preempted_run_saves_and_is_requeued(login, cluster):
 
 
 def test_cancel_saves_and_leaves_nothing(login, cluster):
-    job_id = login.launch("ended", *ENDLESS)
+    job_id = login.launch("ended", *ENDLESS, REAL)
     login.wait_for_checkpoint("ended", job_id)
     assert "already exists" in login.embark("launch", "quickstart", *settings((
         *SMALL, "name=ended", "place.target=slurm")), code=64)
@@ -232,7 +245,7 @@ os.execvp(words[0], words)
                                                          ("apptainer", "apptainer", APPTAINER)])
 def test_a_container_gets_options_that_its_program_takes(login, container, name, body):
     """Neither Pyxis nor Apptainer is here: a stand-in checks the options, then runs the ranks without a container."""
-    stand_in(login.folder, name, body.replace("PYTHON", repr(str(Path(sys.executable).parent))))
+    stand_in(login.folder, name, body.replace("PYTHON", repr(str(login.venv / "bin"))))
     login.env["PATH"] = f"{login.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
     job_id = login.launch("boxed", *SHORT, f"place.slurm.container={container}", "place.image=ghcr.io/me/embark:1",
                           f'place.slurm.mounts=["{login.folder.parent}"]')
@@ -285,7 +298,7 @@ def test_scancel_of_a_user_is_not_undone_by_the_script(login, cluster):
 
 def test_the_guide_is_walked(login, cluster):
     text = (Path(__file__).parents[3] / "docs/guides/slurm.md").read_text()
-    env = {**login.env, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    env = {**login.env, "PATH": f"{login.venv / 'bin'}{os.pathsep}{os.environ['PATH']}"}
     shown = ""
     for _, action, name, body in BLOCK.findall(text):
         if name:
@@ -329,8 +342,8 @@ def test_a_time_limit_is_passed_on_and_max_hours_end_the_run(login, cluster, set
     (login.folder / "ready").unlink()
     cluster.ask("scancel", "--batch", "--signal=TERM", job_id)
     if is_requeued:
-        cluster.wait_for("it runs again", (login.folder / "ready").exists)
-        assert cluster.job(job_id)["Restarts"] == "1"
+        cluster.wait_for("it runs again", lambda: cluster.job(job_id)["Restarts"] == "1" and
+                         (login.folder / "ready").exists())
     else:
         assert login.wait_for_end("late", job_id) == "failed"
         assert cluster.job(job_id)["Restarts"] == "0"

@@ -90,17 +90,18 @@ DAMAGES = {"shortened": shorten, "written over": write_over, "removed": shutil.r
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_damage_below_a_server_changes_no_answer_and_ends_nothing(tmp_path, damage, workers):
+def test_damage_below_a_server_changes_no_answer_and_ends_nothing(tmp_path, damage, warm_python, workers):
     place = tmp_path / "at"
     export_run(EditedRun(tmp_path, rows=4_000).save(), str(place))
     expected = scores_of(str(place))
-    with served_by_process(str(place), "--workers", str(workers), *POLL) as (process, client), Asking(client) as asking:
+    words = ("--workers", str(workers), *POLL)
+    with served_by_process(str(place), *words, python=warm_python) as (process, client), Asking(client) as asking:
         asking.wait()
         DAMAGES[damage](place)
         asking.wait()
         assert asking.failures == []
         if workers > 1:
-            replace_a_worker(process, client)
+            replace_a_worker(client)
             asking.wait()
         ready = client("GET", "/v2/health/ready")[1]
         process.send_signal(signal.SIGTERM)
@@ -109,19 +110,27 @@ def test_damage_below_a_server_changes_no_answer_and_ends_nothing(tmp_path, dama
     assert (ready["live"], ready["ready"], ready["version"]) == (True, True, 1)
 
 
-def workers_of(process) -> set[psutil.Process]:
-    """They are forked by a child of the server."""
-    return {worker for child in psutil.Process(process.pid).children() for worker in child.children()}
+def workers_of_server() -> set[psutil.Process]:
+    """They run the program of their parent, a child of a child of this process, since they are forked by it."""
+    return {worker for ours in psutil.Process().children() for forking in ours.children()
+            for worker in forking.children() if has_program_of(forking, worker)}
 
 
-def replace_a_worker(process, client) -> None:
+def has_program_of(forking: psutil.Process, worker: psutil.Process) -> bool:
+    try:
+        return forking.cmdline() == worker.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+
+
+def replace_a_worker(client) -> None:
     """Kill one of two, and wait until there are two again, which answer."""
-    before = workers_of(process)
+    before = workers_of_server()
     killed = before.pop()
     killed.kill()
 
     def is_replaced() -> bool:
-        now = workers_of(process)
+        now = workers_of_server()
         try:
             return len(now) == 2 and killed not in now and "embark_serve_workers 2.0" in client("GET", "/metrics")[1]
         except (OSError, http.client.HTTPException):  # It was handed to the killed one.
@@ -132,11 +141,12 @@ def replace_a_worker(process, client) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_place_that_is_wiped_and_exported_again_is_a_new_version(tmp_path, workers):
+def test_a_place_that_is_wiped_and_exported_again_is_a_new_version(tmp_path, warm_python, workers):
     run, place = EditedRun(tmp_path, rows=4_000), tmp_path / "at"
     first = export_run(run.save(), str(place))
     expected = {first.identity[:12]: scores_of(str(place))}
-    with served_by_process(str(place), "--workers", str(workers), *POLL) as (process, client), Asking(client) as asking:
+    words = ("--workers", str(workers), *POLL)
+    with served_by_process(str(place), *words, python=warm_python) as (process, client), Asking(client) as asking:
         asking.wait()
         shutil.rmtree(place)
         second = export_run(run.save(), str(place))
@@ -145,7 +155,7 @@ def test_a_place_that_is_wiped_and_exported_again_is_a_new_version(tmp_path, wor
         asking.wait()
         assert asking.failures == []
         if workers > 1:
-            replace_a_worker(process, client)
+            replace_a_worker(client)
         num = len(asking.answers)
         asking.wait()
         about, metrics = client("GET", "/v2/models/edited")[1], client("GET", "/metrics")[1]
@@ -159,13 +169,14 @@ def test_a_place_that_is_wiped_and_exported_again_is_a_new_version(tmp_path, wor
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_switching_between_deltas_is_at_once_and_without_a_traceback(tmp_path, workers):
+def test_switching_between_deltas_is_at_once_and_without_a_traceback(tmp_path, warm_python, workers):
     run, place = EditedRun(tmp_path, rows=4_000), str(tmp_path / "at")
     for _ in range(3):
         export_run(run.save(), place, delta=True)
     expected = {version: scores_of(place, version) for version in (1, 2, 3)}
     versions, changes = (2, 3, 2, 1, 3, 2, 3, 2), []
-    with served_by_process(place, "--workers", str(workers), *POLL) as (process, client), Asking(client) as asking:
+    words = ("--workers", str(workers), *POLL)
+    with served_by_process(place, *words, python=warm_python) as (process, client), Asking(client) as asking:
         reader = threading.Thread(target=lambda: [changes.append(json.loads(line)) for line in process.stdout])
         reader.start()
         for num, version in enumerate(versions, 1):
@@ -184,16 +195,16 @@ def test_switching_between_deltas_is_at_once_and_without_a_traceback(tmp_path, w
 
 
 @pytest.mark.slow
-def test_a_server_leaves_the_copies_of_another_server_alone(tmp_path):
+def test_a_server_leaves_the_copies_of_another_server_alone(tmp_path, warm_python):
     run, place = EditedRun(tmp_path, rows=4_000), tmp_path / "at"
     export_run(run.save(), str(place))
     expected = scores_of(str(place))
-    with served_by_process(str(place), "--version", "1", "--workers", "2") as (process, client), \
-            served_by_process(str(place), "--workers", "1", *POLL) as (_, other):
+    with served_by_process(str(place), "--version", "1", "--workers", "2", python=warm_python) as (_, client), \
+            served_by_process(str(place), "--workers", "1", *POLL, python=warm_python) as (_, other):
         for version in (2, 3):
             export_run(run.save(), str(place))
             wait_until(lambda wanted=version: other("GET", "/v2/health/ready")[1]["version"] == wanted)
         shorten(place)
-        replace_a_worker(process, client)
+        replace_a_worker(client)
         answers = [client("POST", "/score", {"rows": ROWS})[1] for _ in range(4)]
     assert [(answer["version"], answer["scores"]) for answer in answers] == [(1, expected)] * 4

@@ -37,9 +37,9 @@ def is_answered(found: bytes) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_sigterm_answers_what_64_clients_have_just_sent(artifact, workers):
+def test_sigterm_answers_what_64_clients_have_just_sent(artifact, workers, warm_python):
     for _ in range(3):
-        with served_by_process(artifact.uri, "--workers", str(workers)) as (process, client):
+        with served_by_process(artifact.uri, "--workers", str(workers), python=warm_python) as (process, client):
             opened = [connect(client) for _ in range(NUM_CLIENTS)]
             for one in opened:
                 one.sendall(REQUEST)
@@ -51,8 +51,8 @@ def test_sigterm_answers_what_64_clients_have_just_sent(artifact, workers):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_sigterm_waits_for_a_slow_client_and_closes_idle_ones_cleanly(artifact, workers):
-    with served_by_process(artifact.uri, "--workers", str(workers)) as (process, client):
+def test_sigterm_waits_for_a_slow_client_and_closes_idle_ones_cleanly(artifact, workers, warm_python):
+    with served_by_process(artifact.uri, "--workers", str(workers), python=warm_python) as (process, client):
         silent, kept, slow, again = (connect(client) for _ in range(4))
         for one in (kept, again):
             one.sendall(REQUEST)
@@ -93,8 +93,9 @@ LIVE = b"\0\0\0\0\2\x08\1"  # The message {live: true}.
 
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
-def test_sigterm_answers_calls_of_grpc_that_were_just_sent(artifact, workers):
-    with served_by_process(artifact.uri, "--workers", str(workers), "--grpc-port", "0") as (process, client):
+def test_sigterm_answers_calls_of_grpc_that_were_just_sent(artifact, workers, warm_python):
+    words = ("--workers", str(workers), "--grpc-port", "0")
+    with served_by_process(artifact.uri, *words, python=warm_python) as (process, client):
         host, _, port = client.grpc.rpartition(":")
         opened = [socket.create_connection((host, int(port)), timeout=HANG_S) for _ in range(NUM_CLIENTS)]
         for one in opened:
