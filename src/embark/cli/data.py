@@ -146,6 +146,7 @@ def _render_preview(console: Console, shown: Preview, out: str) -> None:
 
 
 def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None:
+    from embark.data.prepared.manifest import SEQUENCES
     from embark.features.rows import CUT_LISTS
 
     out = result.path
@@ -155,18 +156,25 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
     manifest, bad = result.manifest, result.manifest.bad_rows
     if not console.quiet:
         maps = manifest.settings["id_maps"] if result.id_map_from else {}
+        tables = manifest.layout.id_features if SEQUENCES not in manifest.settings else manifest.layout.features[:1]
         headings = {"known": "known ids", "new": "new ids"} if maps else {}
         console.table([{"table": f.name, "rows": f.rows, "ids": f"up to {f.multi_hot}" if f.is_ragged else
                         str(f.multi_hot), **{key: maps[f.name].get(key) for key in headings}}
-                       for f in manifest.layout.id_features],
+                       for f in tables],
                       {"table": "table", "rows": "rows", "ids": "ids per row", **headings})
-    console.text(f"\nrows: {_rows(manifest.rows_by_split, manifest.time_split)}; "
-                 f"{pluralize(len(manifest.layout.dense), 'dense column')}")
+    if about := manifest.settings.get(SEQUENCES):
+        left_out = f"; {pluralize(about['left_out'], 'row')} of rare items left out" if about["left_out"] else ""
+        console.text(f"\nusers: {_rows(manifest.rows_by_split, manifest.time_split)}; {about['interactions']:,} rows, "
+                     f"up to {about['longest']:,} for a user{left_out}")
+    else:
+        console.text(f"\nrows: {_rows(manifest.rows_by_split, manifest.time_split)}; "
+                     f"{pluralize(len(manifest.layout.dense), 'dense column')}")
     if result.id_map_from:
         console.text(f"known ids have the rows that they have in {result.id_map_from}; numbers are transformed as "
                      "there")
     if result.dropped:
-        console.text("dropped columns: " + "; ".join(f"{name}: {why}" for name, why in result.dropped.items()))
+        console.text("dropped columns: " + "; ".join(f"{name}: {why}" if why else name
+                                                     for name, why in result.dropped.items()))
     for hint in result.hints:
         console.text(f"hint: {hint.where}: {hint.what}", style="yellow")
     if bad.get("num"):
@@ -256,7 +264,7 @@ def _rows(rows: Mapping[str, int], starts: Mapping[str, str]) -> str:
 
 def _summary(result: PrepareResult | MakeResult) -> str:
     manifest, elapsed_s = result.manifest, result.elapsed_s
-    num_rows = sum(manifest.rows_by_split.values())
+    num_rows = sum(source.get("rows", 0) for source in manifest.sources) or sum(manifest.rows_by_split.values())
     return (f"{num_rows:,} rows in {format_duration(elapsed_s)}, {format_si(num_rows / max(elapsed_s, 1e-3))} rows/s: "
             f"{result.path}, {format_bytes(manifest.size_bytes)}")
 

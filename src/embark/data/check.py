@@ -10,7 +10,7 @@ import numpy as np
 from embark.data.column_report import Column, Problem, Report, column_hints, describe_columns, unseen_ids
 from embark.data.prepared import SPLITS, Block, Manifest, Part
 from embark.data.prepared.cache import local_folder, open_prepared, read_manifest
-from embark.data.prepared.manifest import resolve_from_manifest
+from embark.data.prepared.manifest import SEQUENCES, resolve_from_manifest
 from embark.data.progress import OnProgress, ProgressReporter
 from embark.data.workers import num_cores
 from embark.features.arrays import Array, Bytes
@@ -36,6 +36,8 @@ def check(path: str, *, on_progress: OnProgress | None = None) -> Report:
         far = Problem(path, "its columns were not looked at; `embark data copy` it to this machine and check the copy")
         return replace(report, hints=(far,))
     columns = tuple(_columns(path, manifest))
+    if SEQUENCES in manifest.settings:  # of users, who have no label
+        return replace(report, columns=tuple(one for one in columns if one.column == manifest.layout.features[0].name))
     hints = [*column_hints(columns), *unseen_ids(directory, manifest), *_unlisted(set(sizes), manifest)]
     if not manifest.num_rows("train"):
         hints.append(Problem("train", "has no rows, so there is nothing to learn"))

@@ -6,7 +6,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -16,6 +16,7 @@ import numpy as np
 from pyarrow import chunked_array
 
 from embark.data.columns import find_bad_ids, open_files, read_rows, refuse_empty
+from embark.data.kept_maps import LogMaps
 from embark.data.loader import Batch, check_range
 from embark.data.next_item import NextItemBatches, Users, order_key
 from embark.data.prepare.id_numbering import IdFiles
@@ -103,14 +104,6 @@ class InteractionsSource:
     def _epoch_order(self, epoch: int) -> Int64s:
         bits = hash_counters(order_key(self._seed, epoch), self._train_users)
         return self._train_users[np.argsort(bits, kind="stable")]
-
-
-@dataclass(frozen=True, slots=True)
-class LogMaps:
-    """The id map of a log whose items are words, as prepared data has it: the manifest, and arrays by file."""
-
-    manifest: Manifest
-    arrays: Mapping[str, Array]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,15 @@ its vector and for the optimizer, and a run writes its maps once.
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from embark.data import LOOK
-from embark.data.interactions import LogMaps
 from embark.data.prepared import MANIFEST, Manifest
 from embark.data.prepared.cache import find_manifest, read_manifest
+from embark.features.arrays import Array
 from embark.spec.run import RunSpec
 from embark.store import open_store
 from embark.store.object_store import normalize_path
@@ -33,6 +34,14 @@ class FoundMaps:
     manifest: Manifest | None  # None if they cannot be read anywhere.
     why: str = ""
     fix: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LogMaps:
+    """The id map of a log whose items are words, as prepared data has it: the manifest, and arrays by file."""
+
+    manifest: Manifest
+    arrays: Mapping[str, Array]
 
 
 def keep_id_maps(run_uri: str, path: str) -> None:

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from embark import __version__
-from embark.data.interactions import InteractionsSource
 from embark.data.kept_maps import keep_id_maps, keep_log_maps
 from embark.errors import EmbarkError, Interrupted, MissingPackage, OverBudget, Preempted, UserError
 from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_text
@@ -172,8 +171,8 @@ def log_start(
         try:
             if spec.data.kind == "prepared":
                 keep_id_maps(run_dir.uri, spec.data.path)
-            elif isinstance(source, InteractionsSource) and source.maps:
-                keep_log_maps(run_dir.uri, source.maps)
+            elif maps := getattr(source, "maps", None):
+                keep_log_maps(run_dir.uri, maps)
         except EmbarkError as error:  # training needs no map
             logger.warn(f"the run keeps no id maps, so that it is exported only where its data is: {error.what}")
     for note in source.notes:

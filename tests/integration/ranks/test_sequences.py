@@ -2,6 +2,9 @@
 
 import pytest
 
+from embark.data.prepare.prepare import prepare_from_spec
+from embark.spec import resolve
+
 pytestmark = pytest.mark.slow
 
 LOG = "".join(f"{user} {1 + (7 * user + step) % 39}\n" for user in range(256) for step in range(3 + user % 11))
@@ -31,5 +34,17 @@ def test_two_ranks_share_the_negatives_of_both(ranks, tmp_path):
     path.write_text(LOG)
     sets = (*SETS, f"data.path={path}", "model.sequence.share_negatives=true", "model.kind=sasrec")
     alone, two = ranks(1, *sets, name="alone"), ranks(2, *sets, "train.sharding=row_wise", name="two")
+    assert alone.losses()
+    assert two.losses() == pytest.approx(alone.losses(), rel=1e-4)
+
+
+def test_a_prepared_log_gives_two_ranks_the_losses_of_one(ranks, tmp_path):
+    path = tmp_path / "log.csv"
+    path.write_text("user,item,at\n" + "".join(f"u{line.split()[0]},i{line.split()[1]},{1_700_000_000 + at}\n"
+                                               for at, line in enumerate(LOG.splitlines())))
+    sets = ("model.kind=hstu", "model.dropout=0.2", "data.kind=prepared", "data.interactions.max_length=7",
+            "data.interactions.num_negatives=10", f"data.path={tmp_path}/data")
+    prepare_from_spec(resolve({}, [*sets, f"data.prepare.input={path}"]))
+    alone, two = ranks(1, *sets, name="alone"), ranks(2, *sets, name="two")
     assert alone.losses()
     assert two.losses() == pytest.approx(alone.losses(), rel=1e-4)

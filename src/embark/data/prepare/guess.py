@@ -17,6 +17,7 @@ from embark.data.prepare.sampling import (
     Column,
     Judgement,
     Sample,
+    is_called,
     is_undecoded,
     is_zero_one,
     judge,
@@ -437,6 +438,8 @@ def _check_label(spec: RunSpec, sample: Sample, where: str) -> None:
         which = "these hold 0 and 1: " + ", ".join(candidates) if candidates else "no column holds just 0 and 1"
         named = f"data.label={shlex.quote(candidates[0])}" if candidates else \
             "data.label=COLUMN --set data.prepare.label_above=3, for 1 where the column is larger"
+        if all(any(is_called(name, what) for name in columns) for what in ("users", "items")):
+            which += '. It may be a log of what users chose, for model.kind = "sasrec"'
         raise DataError(f"{where}: has no column {label!r}, which data.label names; {which}",
                         fix=f"{_columns_fix(sample, list(columns))}; say which is the label, in the spec or with --set "
                             f"{named}")

@@ -323,12 +323,15 @@ def read_array(path: str, name: str) -> tuple[Array, bytes]:
 
 def read_items(path: str, manifest: Manifest) -> tuple[Int32s, Int64s]:
     """Return the rows of a prepared log's items, rising, and how often each is in the log."""
-    about = manifest.settings["id_maps"][manifest.layout.features[0].name]
-    ids, counts = (np.array(read_array(path, normalize_path(about[name]))[0]) for name in ("ids", "counts"))
-    order = np.argsort(ids, kind="stable")
-    if ids.ndim != 1 or ids.shape != counts.shape or not len(ids) or ids[order[0]] < 1 or counts.min() < 1:
-        raise DataError(f"{path}: the items are not those that the data was prepared with", fix=REPAIR)
-    return ids[order].astype(np.int32), counts[order].astype(np.int64)
+    item = manifest.layout.features[0]
+    about = (manifest.settings.get("id_maps") or {}).get(item.name) or {}
+    ids, counts = (read_array(path, normalize_path(str(about.get(name))))[0] for name in ("ids", "counts"))
+    if ids.ndim == 1 and ids.shape == counts.shape and {ids.dtype.kind, counts.dtype.kind} == {"i"} and len(ids):
+        order = np.argsort(ids, kind="stable")
+        rows = ids[order]
+        if rows[0] > 0 and rows[-1] < item.rows and (rows[1:] > rows[:-1]).all() and counts.min() > 0:
+            return rows.astype(np.int32), counts[order].astype(np.int64)
+    raise DataError(f"{path}: the items are not those that the data was prepared with", fix=REPAIR)
 
 
 def open_prepared(spec: RunSpec, allocate: Allocate | None = None) -> PreparedSource | SequenceSource:

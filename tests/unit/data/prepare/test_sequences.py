@@ -288,6 +288,20 @@ def test_settings_that_a_log_cannot_have_are_refused(tmp_path):
     for wrong in ("data.prepare.ids=hash", "data.prepare.split=file"):
         with pytest.raises(UserError, match="does not apply to a log"):
             spec_of(tmp_path, wrong, *(['data.prepare.validation_files=["a"]'] if "file" in wrong else []))
-    write(tmp_path / "log.csv", [("u1", "a", 1), ("u2", "b", 2)])
+    write(tmp_path / "log.csv", [("u1", "a", 1_700_000_000), ("u2", "b", 1_700_000_001)])
     with pytest.raises(DataError, match="two items to train on"):
         prepare_from_spec(spec_of(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["ids", "counts"])
+@pytest.mark.parametrize("damage", [b"", b"no array", np.zeros(3), np.arange(-3, 27), np.full(30, 0), np.array(["a"])])
+def test_damaged_items_are_refused(tmp_path, name, damage):
+    write(tmp_path / "log.csv", rows_of(12))
+    prepare_from_spec(spec_of(tmp_path))
+    path = tmp_path / "data" / "ids" / f"item.{name}.npy"
+    if isinstance(damage, bytes):
+        path.write_bytes(damage)
+    else:
+        np.save(path, damage)
+    with pytest.raises(DataError, match=r"item|ids"):
+        open_source(resolve_from_data(spec_of(tmp_path)))
