@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from embark.cli.console import Console, Flag
 from embark.errors import UserError
-from embark.events.metrics import task_rows
+from embark.events.metrics import ranking_rows, task_rows
 from embark.formatting import format_float
-from embark.run.retrieval_metrics import KS
 
 if TYPE_CHECKING:
     from embark.run.evaluate_run import EvaluationResult
@@ -66,10 +64,7 @@ def _render(console: Console, result: EvaluationResult) -> None:
         console.warning(note)
     if result.rankings:
         console.result(f"{result.run}, step {result.step:,}, on {result.device}\n{result.rows}")
-        console.table([{"ranked among": candidates_of(name, found), "": label, **{
-            f"@{k}": found[f"{measure}_at_{k}"] for k in KS}, "users": int(found["num_users"])}
-            for name, found in result.rankings.items()
-            for label, measure in (("Hit", "hit"), ("NDCG", "ndcg"), ("MRR", "mrr"))])
+        console.table(ranking_rows(result.rankings))
         return
     if result.ranking is not None:
         k = int(result.ranking["k"])
@@ -88,12 +83,6 @@ def _render(console: Console, result: EvaluationResult) -> None:
                                                "sum of the losses")
     if result.split == "train":
         console.text("The model was trained on these rows: held-out rows show how it does on new ones.")
-
-
-def candidates_of(name: str, found: Mapping[str, float]) -> str:
-    """Say what held-out items were ranked among."""
-    return {"all_items": f"all {found['num_candidates']:,} items", "unseen_items": "items new to the user"}.get(
-        name, f"{found['num_candidates'] - 1:,} sampled negatives, for comparison only")
 
 
 def _render_importance(console: Console, found: ImportanceResult) -> None:

@@ -10,7 +10,7 @@ from importlib.resources import files
 from typing import Any, Literal
 
 from embark.events.events import Event
-from embark.formatting import MISSING, format_float, to_finite, to_float, to_one_line
+from embark.formatting import MISSING, format_count, format_float, to_finite, to_float, to_one_line
 
 Kind = Literal["gauge", "counter"]
 Labels = tuple[tuple[str, str], ...]  # Names and values, in the order of the metric's `labels`.
@@ -209,3 +209,17 @@ def _tasks(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]
     for name, of_task in found.items() if isinstance(found, Mapping) else ():
         if isinstance(of_task, Mapping):
             yield to_one_line(name), of_task
+
+
+def ranking_rows(rankings: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Return rows with Hit, NDCG and MRR of the next item at each K, by what the held-out items were ranked among."""
+    rows: list[dict[str, Any]] = []
+    for name, found in rankings.items():
+        among = {"all_items": f"all {format_count(found['num_candidates'])} items",
+                 "unseen_items": "items new to the user"}.get(
+            name, f"{format_count(found['num_candidates'] - 1)} sampled negatives, for comparison only")
+        rows += [{"ranked among": to_one_line(among), "metric": label, **{
+            f"@{key.removeprefix(prefix)}": value for key, value in found.items() if key.startswith(prefix)},
+            "users": int(found["num_users"])}
+            for label, prefix in (("Hit", "hit_at_"), ("NDCG", "ndcg_at_"), ("MRR", "mrr_at_"))]
+    return rows

@@ -9,7 +9,7 @@ import numpy as np
 
 from embark.errors import UserError
 from embark.events.events import shown_value
-from embark.events.metrics import find, metric, task_rows
+from embark.events.metrics import find, metric, ranking_rows, task_rows
 from embark.events.summary import CEILING, HELD_OUT, best_checkpoint
 from embark.formatting import (
     MISSING,
@@ -168,6 +168,10 @@ def _held_out(record: Record) -> Iterator[Block]:
         yield Table(("task", "metric", "held out", "ceiling", "training"),
                     tuple((row.task, row.metric, row.held_out, row.ceiling, row.train) for row in of_tasks),
                     frozenset({2, 3, 4}))
+    if ranked := ranking_rows(held.get("rankings") or {}):
+        yield Table(tuple(ranked[0]), tuple(tuple(format_float(cell) if isinstance(cell, float) else str(cell)
+                                                  for cell in row.values()) for row in ranked),
+                    frozenset(range(2, len(ranked[0]))))
     if best := best_checkpoint(record.end):
         yield Words(f"Best checkpoint by early stopping: {best}.")
 
