@@ -56,6 +56,9 @@ def launch_run(console: Console, spec: RunSpec, *, yes: bool, dry_run: bool, con
     """Show verdict and price, ask for confirmation, and launch. A run that costs nothing needs no confirmation."""
     shell = DryRunShell(lambda line: None if console.json else console.raw(f"{line}\n")) if dry_run else Shell()
     prepared = prepare_launch(spec, shell, console.warning, context=context)
+    if dry_run and not spec.place.image and prepared.handle.backend.startswith(("kubernetes", "vertex")):
+        console.warning("place.image is not set, so a launch would stop before these commands: embark image SPEC --tag "
+                        "REGISTRY/embark:1 --push builds, pushes and sets it")
     return submit_prepared(console, prepared, shell, yes=yes, is_supervised=is_supervised)
 
 

@@ -193,7 +193,7 @@ def _render_ranking(console: Console, found: Survey, kept: Sequence[Estimate]) -
          "region": "region"}, droppable=("other_usd", "bound_by", "step_ms"))
     unpriced = {e.setup.machine.name for e in found.unpriced}
     more = [f"{len(kept) - len(shown):,} more: --json lists them" if len(kept) > len(shown) else "",
-            "letters: nothing is both cheaper and faster",
+            "letters: nothing is both cheaper and faster; --here plans for this machine",
             f"{pluralize(len(found.too_small), 'machine')} too small" if found.too_small else "",
             f"{pluralize(len(unpriced), 'machine')} without a price" if unpriced else "",
             "~ TPU, planned by memory; its time is a rough estimate" if any(e.is_rough for e in shown) else ""]

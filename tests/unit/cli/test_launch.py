@@ -46,6 +46,17 @@ def test_a_dry_run_needs_no_kubectl_and_gives_a_program_its_commands(target, cap
     assert ["--dry-run=server" in words for words in applied] == [False, True, False]
 
 
+@pytest.mark.parametrize("target", ["job", "serve", "vertex"])
+def test_a_dry_run_without_an_image_shows_the_commands_and_says_so(target, capsys):
+    google = ["place.machine=a3-highgpu-8g", "place.cloud=gcp", "place.account=project", "store.root=gs://training/runs",
+              f"place.target={target}"]
+    spec = load_spec("quickstart", [*google, *(["serve.artifact=gs://training/models"] if target == "serve" else [])])
+    assert launch_run(Console(json=True), spec, yes=False, dry_run=True) == 0
+    shown = capsys.readouterr()
+    assert json.loads(shown.out)["commands"]
+    assert "place.image is not set" in shown.err
+
+
 def test_a_manifest_with_a_lint_error_is_not_submitted(monkeypatch):
     monkeypatch.setattr("embark.lint.rendered.render", lambda job: [File("kubernetes_job.yaml", "spec: [\n")])
     with pytest.raises(UserError, match="lint errors") as caught:

@@ -81,7 +81,7 @@ class Vertex(LaunchBackend):
         return RunHandle.of(job, "vertex", where)
 
     def check(self, request: LaunchRequest) -> None:
-        if not request.spec.place.image:
+        if not request.spec.place.image and not self._shell.is_dry:
             raise UserError("place.image is not set: Vertex AI has no image to pull",
                             fix="embark image SPEC --tag REGION-docker.pkg.dev/PROJECT/REPOSITORY/embark:1 --push "
                                 "builds, pushes and sets it")

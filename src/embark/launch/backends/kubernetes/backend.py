@@ -26,7 +26,7 @@ from embark.launch.backend import (
 from embark.launch.backends.kubernetes.kubectl import Cluster, Kubectl, classify_error
 from embark.launch.backends.kubernetes.pods import PodLogPosition, PodStatus
 from embark.launch.backends.kubernetes.status import KINDS, RunKind, event_of, failed_condition, status_of
-from embark.launch.shell import CommandResult
+from embark.launch.shell import CommandResult, Shell
 from embark.lint.rendered import render_spec
 from embark.render.job import Job, make_job
 from embark.render.targets.kubernetes import MANIFESTS
@@ -61,7 +61,7 @@ class Kubernetes(LaunchBackend):
 
     def check(self, request: LaunchRequest) -> None:
         place, handle = request.spec.place, request.handle
-        require_image(request.spec)
+        require_image(request.spec, self._shell)
         kubectl = self._kubectl(handle)
         if self._find(handle) is not None:
             raise self._exists(f"{self._title(handle)} in namespace {place.namespace}", handle)
@@ -227,8 +227,8 @@ class Kubernetes(LaunchBackend):
         return Kubectl(self._shell, self._cluster(handle), notify=self._notify, retry=self._retry)
 
 
-def require_image(spec: RunSpec) -> None:
-    if not spec.place.image:
+def require_image(spec: RunSpec, shell: Shell) -> None:
+    if not spec.place.image and not shell.is_dry:
         raise UserError("place.image is not set: the cluster has no image to pull",
                         fix="embark image SPEC --tag REGISTRY/embark:1 --push builds, pushes and sets it")
 

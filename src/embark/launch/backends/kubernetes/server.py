@@ -53,7 +53,7 @@ class KubernetesServer(Kubernetes):
                          title=f"{name}: {serve.min_replicas} to {pluralize(serve.max_replicas, 'replica')}")
 
     def check(self, request: LaunchRequest) -> None:
-        require_image(request.spec)
+        require_image(request.spec, self._shell)
         handle, spec = request.handle, make_job(request.spec, load_catalog()).spec
         found, namespace = self._find(handle), handle.where["namespace"]
         for secret, command in secret_commands(spec, handle.where["instance"]).items():
