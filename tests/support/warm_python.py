@@ -34,8 +34,8 @@ from limits import HANG_S
 TORCH = ("embark.cli.train", "embark.run.loop", "embark.trainers.torch.trainer", "embark.events.sinks.terminal",
          "embark.torchrun.launcher", "torch.distributed.checkpoint", "torch.distributed.optim",
          "torch.distributed.run", "torch.utils.tensorboard", "embark.cli.app", "embark.data.synthetic",
-         "embark.data.workers", "embark.report.report", "embark.serve.server", "embark.serve.worker_pool", "warm_caches",
-         "warm_renders")
+         "embark.data.workers", "embark.report.report", "embark.serve.server", "embark.serve.worker_pool",
+         "warm_caches", "warm_renders")
 RAY_NEEDS = ("google.protobuf.json_format", "jsonschema", "pandas", "pyarrow.fs", "requests", "yaml")
 RAY = ("ray.scripts.scripts", "ray.train.collective", "ray.train.v2.api.data_parallel_trainer",
        "ray._private.log_monitor", "ray.autoscaler._private.monitor", "ray.util.client.server.proxier",

@@ -146,7 +146,7 @@ def test_a_place_that_is_wiped_and_exported_again_is_a_new_version(tmp_path, war
     first = export_run(run.save(), str(place))
     expected = {first.identity[:12]: scores_of(str(place))}
     words = ("--workers", str(workers), *POLL)
-    with served_by_process(str(place), *words, python=warm_python) as (process, client), Asking(client) as asking:
+    with served_by_process(str(place), *words, python=warm_python) as (_, client), Asking(client) as asking:
         asking.wait()
         shutil.rmtree(place)
         second = export_run(run.save(), str(place))
