@@ -138,5 +138,6 @@ NO_FILES = {
     "trainers/jax/world.py": "messages between the processes of a run",
     "trainers/torch/networks/trace_network.py": "the spec that a parent process pipes to it",
     "trainers/torch/probe.py": "the answer of processes that it starts, in a temporary folder",
+    "tuning/search_space.py": "settings of its own trials",
 }
 """Modules that parse what is no file of a user, and what it is."""

@@ -46,6 +46,9 @@ sparse_columns = ["word"]
 list_columns = ["tags"]
 list_delimiter = "|"
 
+[features]
+numbers = "standardize"
+
 [train]
 batch_size = 64
 precision = "fp32"

@@ -179,7 +179,7 @@ class _LogParser(RowParser):
         name, cells = self._names[which], normalize_array(chunked_array(self._found[which]))
         found = self._cells.keys(cells, SparseColumn(name, "integer"))
         refuse_empty(path, name, found.is_missing)
-        is_text = found.is_bad is not None
+        is_text = found.is_bad is not None and bool(found.is_bad.any())
         return self._cells.keys(cells, SparseColumn(name, "text")).keys if is_text else found.keys, cells, is_text
 
 

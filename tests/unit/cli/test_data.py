@@ -78,7 +78,6 @@ def test_make_refuses_what_the_disk_cannot_hold(capsys):
         (["check", "laptop", "--set", "data.kind=columns"], "names 0 columns, but model.num_dense is 13"),
         (["copy", "nowhere", "x"], "nothing to copy"),
         (["prepare", "laptop"], 'set data.kind = "prepared"'),
-        (["prepare", "laptop", "--set", "data.kind=prepared", "--set", "data.path=s3://bucket/x"], "embark data copy"),
         (["prepare", "laptop", "--set", "data.kind=prepared", "--set", "data.path=x"], "data.prepare.input"),
         (["chck", "x"], "chck"),
     ],

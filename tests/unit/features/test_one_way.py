@@ -229,7 +229,7 @@ def test_an_id_that_is_not_prepared_is_the_same_through_every_door(tmp_path: Pat
             return None
         if kind == "columns":
             return np.sort(source.train_rows(0, 0, source.num_train_samples).ids).tolist()
-        return source._items.tolist()
+        return np.sort(source._items).tolist() if source.maps is None else None  # words have ids of their own
 
     for file in (path, tmp_path / "rows.parquet"):
         assert ids(file, "columns") == ids(file, "interactions") == expected

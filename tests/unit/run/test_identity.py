@@ -47,6 +47,7 @@ OTHER_VALUES = {
     "train.table_dtype": "fp16", "train.comms_dtype": "bf16", "train.seed": 3, "train.dense_init": "centered",
     "train.warm_start": "runs/other",
     "features.numbers": "none", "features.missing_flags": "false", "features.num_buckets": 8,
+    "features.bucket_tables": "true",
     "features.columns": "{b={transform='log'}}",
 }
 BASES = {"interactions": ("data.kind=interactions", "data.path=some", "model.kind=sasrec", "model.num_dense=0",

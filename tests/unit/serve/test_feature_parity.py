@@ -128,7 +128,7 @@ def test_every_door_gives_the_scores_of_training_by_every_feature(tmp_path, num_
     trained, model = validation_rows(spec.data.path), ExportedModel(artifact)
     features = {feature.name for feature in read_manifest(spec.data.path).layout.features}
     assert {"tags", "title", "user", "at_month", "word_x_device", "device_x_log", "euro_bucket"} < features
-    assert trained.dense.shape == (num_rows, 2 * (len(NUMBERS) + 1) + 15 + 3)  # with the age, bins and statistics
+    assert trained.dense.shape == (num_rows, 2 * (len(NUMBERS) + 1) + 3 + 15 + 2 * 17)  # bins of three, age, statistics
     expected = np.concatenate([model.score_encoded(trained.cut(start, start + PIECE))
                                for start in range(0, num_rows, PIECE)])
     assert len(np.unique(expected)) > num_rows / 4  # raw numbers make many of them 0 or 1

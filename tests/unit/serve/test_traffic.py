@@ -6,11 +6,13 @@ import json
 import shutil
 
 import pytest
-from exported_runs import COLUMNS, draw_rows
+from exported_runs import COLUMNS, draw_rows, prepared_spec, save_run, write_csv
 from served_models import use_server
 
 from embark.events.events import read_events
 from embark.events.traffic import TrafficView
+from embark.export.artifact import open_artifact
+from embark.export.export_run import export_run
 from embark.report.record import Record
 from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.serve.served_model import ServedModel
@@ -19,6 +21,15 @@ from embark.serve.traffic import MAX_VERSIONS, Traffic, TrafficLog, about_versio
 from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
 DRAWN = [dict(zip(COLUMNS, row, strict=True)) for row in draw_rows(600, 11)]
+
+
+@pytest.fixture(scope="module")
+def artifact(tmp_path_factory):
+    """A model whose number column is one dense value, and so one column of its traffic."""
+    folder = tmp_path_factory.mktemp("traffic")
+    train, later = (write_csv(folder / f"{num}.csv", draw_rows(num, num)) for num in (300, 20))
+    spec = prepared_spec(folder, train, later, features={"numbers": "standardize"})
+    return open_artifact(export_run(save_run(spec).uri, str(folder / "models")).uri)
 
 
 def scorer_of(artifact):

@@ -25,7 +25,7 @@ def test_earlier_specs_and_records_keep_their_transform():
 
 def test_columns_are_named_in_the_mistakes_of_their_features():
     columns = {"age": {"min": 9.0, "max": 1.0},
-               "price": {"num_buckets": 8, "transform": "log"}, "b": {"transfrm": "log"}}
+               "price": {"num_buckets": 8, "transform": "log", "bucket_table": False}, "b": {"transfrm": "log"}}
     with pytest.raises(SpecError) as caught:
         resolve({"data": DATA, "features": {"columns": columns}})
     assert "features.columns.b.transfrm" in str(caught.value)
