@@ -123,13 +123,13 @@ def test_keep_leaves_the_machines_and_says_what_they_cost(walk_of, trains_at_onc
     assert kept.code == 0, kept.output[-3000:]
     assert len(walk.gpu_machines) == 2
     assert "The GPU machines are paid until ./train_dlrm_aws.sh clean ends them. 2 x p4d" in kept.output
-    assert walk.sh("./train_dlrm_aws.sh clean").code == 0
-    assert walk.gpu_machines == []
     before = walk.num_starts()
-    again = walk.train()
+    again = walk.train("--keep")
     assert again.code == 0, again.output[-3000:]
     assert "done: this spec is trained already" in again.output
     assert walk.num_starts() == before, "what is trained needs no machine"
+    assert walk.sh("./train_dlrm_aws.sh clean").code == 0
+    assert walk.gpu_machines == []
 
 
 def test_a_run_that_kueue_does_not_admit_pays_no_machine(walk_of, trains_at_once):
