@@ -4,7 +4,7 @@
 
 The machines are processes of this one, of a core each, with a head without cores. First both prepare the same text in
 turns, with as many workers, for the rates. Then a larger text is prepared by local processes and by the cluster, whose
-first machine is killed by SIGKILL in the middle of a stage, and all files are compared. The memory is measured from
+first machine is killed by SIGKILL when some tasks are done, and all files are compared. The memory is measured from
 outside: that of the tasks' processes, which `data.prepare.memory_gb` limits, and that of Ray's own.
 """
 
@@ -112,7 +112,8 @@ def main() -> None:
     parser.add_argument("--memory-gb", type=float, default=0.6, help="of each task")
     parser.add_argument("--lost-gb", type=float, default=0, help="also prepare this much, with one machine killed")
     parser.add_argument("--folder", type=Path, default=None)
-    parser.add_argument("--stage", default="writing", help="the stage in whose middle the machine is killed")
+    parser.add_argument("--killed-in", choices=("read", "stage", "write"), default="write", help="kind of tasks")
+    parser.add_argument("--killed-after", type=int, default=5, help="tasks of that kind, when the machine is killed")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=asked.folder) as scratch, tempfile.TemporaryDirectory(prefix="ray") as short:
         cluster = Cluster(Path(short))
@@ -148,7 +149,7 @@ def show_lost(asked: argparse.Namespace, scratch: Path, cluster: Cluster) -> Non
     make_file(scratch / "days.tsv", int(asked.lost_gb * 1e9))
     found = {}
     for executor in ("local", "ray"):
-        kill_in = asked.stage if executor == "ray" else ""
+        kill_in = asked.killed_in if executor == "ray" else ""
         took, watch, killed = prepare(asked, scratch, executor, cluster, kill_in=kill_in)
         if executor == "local":  # only its checksums are kept: the disk is small
             expected = checksums(scratch / "local")
@@ -179,8 +180,8 @@ def prepare(
     thread = threading.Thread(target=watch.run, args=(process.pid, before_s))
     thread.start()
     if kill_in:
-        records = scratch / executor / ".preparing" / {"reading": "stage", "writing": "write"}[kill_in]
-        while process.poll() is None and len(list(records.glob("*.json"))) < 5:
+        records = scratch / executor / ".preparing" / kill_in
+        while process.poll() is None and len(list(records.glob("*.json"))) < asked.killed_after:
             time.sleep(POLL_S)
         cluster.kill_one()
         killed = {"killed_after_s": round(time.perf_counter() - began_s, 1)}
