@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -95,6 +96,7 @@ def export_run(
         table_bytes=table_bytes(tables), fp32_table_bytes=table_bytes("fp32"), item_index=contents.info.item_index,
         model_file=user_code.file_of(model.kind) if model.is_custom else "", best_step=trained.best_step,
         why_no_reference=contents.reference.why_none, why_no_index="" if contents.info.item_index or not model.retrieved
+        else "the log with the items' own ids is not there" if find_spec("faiss")
         else "faiss is not installed, which pip install 'embark-rec[retrieval]' does", **asdict(written))
 
 

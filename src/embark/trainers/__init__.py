@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from embark.errors import MissingPackage
+from embark.errors import DataError, MissingPackage
 from embark.spec.run import accepting
 
 if TYPE_CHECKING:
@@ -106,12 +106,18 @@ def export_run(
 
 
 def build_index(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[ItemIndexInfo | None, list[TensorSource]]:
-    """Build the item index of a retrieval model; without faiss a model of the next item has none."""
+    """Build the item index of a retrieval model; a model of the next item has none without faiss or without its data,
+    and still scores candidates."""
     if trained.spec.model.is_next_item and find_spec("faiss") is None:
         return None, []
     from embark.trainers.torch.scoring.item_index import build_item_index
 
-    return build_item_index(trained, arrays)
+    try:
+        return build_item_index(trained, arrays)
+    except DataError:
+        if not trained.spec.model.is_next_item:
+            raise
+        return None, []
 
 
 def feature_importance(

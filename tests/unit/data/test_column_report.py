@@ -39,7 +39,7 @@ def prepared_spec(path):
     out = path.parent / "prepared"
     spec = resolve({"data": {"kind": "prepared", "path": str(out), "dense_columns": ["age", "refund"],
                              "prepare": {"input": str(path), "sparse_columns": ["user", "secret"],
-                                         "list_columns": ["tags"]}}})
+                                         "list_columns": ["tags"]}}, "features": {"numbers": "standardize"}})
     prepare_from_spec(spec, out)
     return resolve_from_data(spec)
 

@@ -92,8 +92,9 @@ def test_a_spec_handed_over_has_what_its_data_decides_and_nothing_else(tmp_path)
     assert there.model == resolve_from_data(spec).model
     text = to_toml(there, only_set=True)
     assert f"num_dense = {len(made.layout.dense)}" in text
-    assert '{ name = "a", rows = 100 }, { name = "tags", rows = 300, multi_hot = 4 }' in text
-    assert not {"num_tables", "rows_per_table", "raw.csv", "bottom_mlp"} & set(text.replace("=", " ").split())
+    assert '{ name = "a", rows = 100, init_range = 0.05 }, { name = "tags", rows = 300, multi_hot = 4' in text
+    assert "bottom_mlp = [128, 64]" in text
+    assert not {"num_tables", "rows_per_table", "raw.csv"} & set(text.replace("=", " ").split())
 
 
 @pytest.mark.parametrize("path", ["/nowhere/data", "s3://bucket/data"])

@@ -90,7 +90,8 @@ def test_missing_labels_stay_missing_in_files_and_prepared_data(tmp_path):
     assert np.array_equal(in_order(columns.train_rows(0, 0, 4)), expected, equal_nan=True)
     raw = {"model": {"tasks": TASKS}, "data": {
         "kind": "prepared", "path": str(tmp_path / "prepared"), "eval_fraction": 1e-9, "dense_columns": ["price"],
-        "prepare": {"input": str(tmp_path / "rows.csv"), "sparse_columns": ["user"]}}}
+        "prepare": {"input": str(tmp_path / "rows.csv"), "sparse_columns": ["user"]}},
+        "features": {"numbers": "standardize"}}
     prepare_from_spec(resolve(raw), tmp_path / "prepared")
     prepared = open_source(resolve_from_data(resolve(raw)))
     assert np.array_equal(in_order(prepared.train_rows(0, 0, 4)), expected, equal_nan=True)

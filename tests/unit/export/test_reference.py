@@ -21,7 +21,8 @@ def exported(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reference")
     rows = draw_rows(1_500, 7)
     train, later = write_csv(folder / "train.csv", rows), write_csv(folder / "later.csv", rows[:40])
-    return rows, open_artifact(export_run(save_run(prepared_spec(folder, train, later)).uri, str(folder / "at")).uri)
+    spec = prepared_spec(folder, train, later, features={"numbers": "standardize"})
+    return rows, open_artifact(export_run(save_run(spec).uri, str(folder / "at")).uri)
 
 
 def test_raw_rows_of_training_are_counted_as_the_reference_is(exported):

@@ -114,7 +114,7 @@ def test_trials_of_other_features_prepare_the_data_again(search, tmp_path):
         "model": {"embedding_dim": 8, "bottom_mlp": [16], "top_mlp": [16]},
         "data": {"kind": "prepared", "path": str(tmp_path / "data"), "prepare": {"input": str(tmp_path / "rows.csv")}},
         "store": {"root": str(tmp_path / "runs"), "checkpoint_at_end": True},
-        "train": {"batch_size": 32, "num_steps": 4}}
+        "train": {"batch_size": 32, "num_steps": 4}, "features": {"numbers": "standardize"}}
     spec = resolve(values)
     prepare_from_spec(spec)
     widths: dict[int, int] = {}
@@ -126,17 +126,17 @@ def test_trials_of_other_features_prepare_the_data_again(search, tmp_path):
     backend = backend_of(Instants(), auc_of_width)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("embark.tuning.tune.open_backend", lambda spec: backend)
-        found = tune(spec, TuneRequest(trials=4, search=["features.numbers=auto,piecewise_linear"]))
+        found = tune(spec, TuneRequest(trials=4, search=["features.numbers=standardize,piecewise_linear"]))
     by_trial = {one.number: one.values["features.numbers"] for one in found.trials}
-    assert by_trial[0] == "auto"
+    assert by_trial[0] == "standardize"
     assert "piecewise_linear" in by_trial.values()
-    assert {number: 2 if how == "auto" else 32 for number, how in by_trial.items()} == widths
+    assert {number: 2 if how == "standardize" else 32 for number, how in by_trial.items()} == widths
     best = load_spec(found.best_spec)
     assert best.features.numbers == "piecewise_linear"
     assert len(read_manifest(best.data.path).layout.dense) == 32
     with pytest.raises(UserError, match="cannot be prepared again with other features"):
         tune(resolve(values, ["model.num_dense=2", "name=given"]),
-             TuneRequest(trials=2, search=["features.numbers=auto,piecewise_linear"]))
+             TuneRequest(trials=2, search=["features.numbers=standardize,piecewise_linear"]))
 
 
 def test_two_towers_are_searched_by_a_ranking_metric(search, tmp_path):
