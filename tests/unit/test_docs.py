@@ -41,7 +41,7 @@ def shell(command: str, directory: Path, env: dict[str, str] = ENVIRONMENT) -> s
     ("guide", "expected"),
     [
         ("start/custom-data.md", "Held-out AUC 0.7"),
-        ("start/data.md", "Held-out AUC 0.8"),
+        ("start/data.md", "best      AUC 0.8"),
         ("start/ranks.md", "step-000000020"),
         ("guides/checkpoints.md", "none damaged"),
         ("guides/render.md", "nothing found"),

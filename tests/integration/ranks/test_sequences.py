@@ -42,8 +42,7 @@ def test_a_prepared_log_gives_two_ranks_the_losses_of_one(ranks, tmp_path):
     path = tmp_path / "log.csv"
     path.write_text("user,item,at\n" + "".join(f"u{line.split()[0]},i{line.split()[1]},{1_700_000_000 + at}\n"
                                                for at, line in enumerate(LOG.splitlines())))
-    sets = ("model.kind=hstu", "model.dropout=0.2", "data.kind=prepared", "data.interactions.max_length=7",
-            "data.interactions.num_negatives=10", f"data.path={tmp_path}/data")
+    sets = (*SETS[:-2], "data.kind=prepared", f"data.path={tmp_path}/data")
     prepare_from_spec(resolve({}, [*sets, f"data.prepare.input={path}"]))
     alone, two = ranks(1, *sets, name="alone"), ranks(2, *sets, name="two")
     assert alone.losses()
