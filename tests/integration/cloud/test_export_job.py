@@ -30,7 +30,7 @@ def api(tmp_path, monkeypatch):
 @contextmanager
 def exporting(api: KubernetesApi) -> Iterator[subprocess.Popen[str]]:
     """Run the commands up to the one that waits for the Job, whose pod runs."""
-    (block,) = [one for one in read_guide(FOLDER / "README.md") if "-f export_job.yaml" in one.text]
+    block, *_ = (one for one in read_guide(FOLDER / "README.md") if "-f export_job.yaml" in one.text)
     api.put("namespaces", "embark", "")
     process = subprocess.Popen(["bash", "-ec", block.text], cwd=FOLDER, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True, start_new_session=True)
