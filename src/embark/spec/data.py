@@ -54,8 +54,9 @@ def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     data, model = spec.data, spec.model
     if data.kind == "prepared" and is_of_log(spec):
         for field, value, fix in (("ids", "hash", 'leave it out: items have ids by frequency'),
-                                  ("split", "file", 'use "last" or "time"')):
-            if getattr(data.prepare, field) == value:
+                                  ("split", "file", 'use "last" or "time"'),
+                                  ("id_map_from", data.prepare.id_map_from, "leave it out: items are numbered anew")):
+            if value and getattr(data.prepare, field) == value:
                 yield conflict(f"data.prepare.{field}", value, "does not apply to a log of users and items", fix)
         return
     if data.kind != "interactions":

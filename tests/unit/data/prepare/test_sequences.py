@@ -285,7 +285,7 @@ def test_a_log_is_recognized_by_its_columns(tmp_path):
 
 
 def test_settings_that_a_log_cannot_have_are_refused(tmp_path):
-    for wrong in ("data.prepare.ids=hash", "data.prepare.split=file"):
+    for wrong in ("data.prepare.ids=hash", "data.prepare.split=file", "data.prepare.id_map_from=earlier"):
         with pytest.raises(UserError, match="does not apply to a log"):
             spec_of(tmp_path, wrong, *(['data.prepare.validation_files=["a"]'] if "file" in wrong else []))
     write(tmp_path / "log.csv", [("u1", "a", 1_700_000_000), ("u2", "b", 1_700_000_001)])
