@@ -21,7 +21,7 @@ from embark.store.object_store import NUM_PARALLEL, LocalStore, for_each_paralle
 PREPARING = ".preparing"
 ATTEMPTS = f"{PREPARING}/attempts"
 SETTINGS = "settings.json"
-_FOLDERS = ("attempts", "earlier", "staged", "times", "read", "stage", "number", "count", "write")
+_FOLDERS = ("attempts", "earlier", "staged", "times", "read", "stage", "number", "count", "write", "sequence")
 _CHECKSUM = "sha256"
 _LEASE_S = 20.0
 

@@ -106,6 +106,27 @@ def test_a_store_and_repeated_tasks_change_no_byte(text, tmp_path, kind):
     assert prepare_from_spec(spec_of(text, kind), bucket).was_complete
 
 
+@pytest.mark.parametrize("split", ["last", "time"])
+def test_a_log_becomes_the_same_sequences_in_a_store(tmp_path, split, monkeypatch):
+    monkeypatch.setattr("embark.data.prepare.sequences.GROUP_ROWS", 300)
+    draw = random.Random(4)
+    rows = [f"u{draw.randrange(90)},item-{draw.randrange(40)},{1_700_000_000 + draw.randrange(100_000)}"
+            for _ in range(2_000)]
+    (tmp_path / "log.csv").write_text("\n".join(["user,item,at", *rows]) + "\n")
+    data = {"kind": "prepared", "time_column": "at", "prepare": {"input": str(tmp_path / "log.csv"), "split": split}}
+    local = RunSpec.model_validate({"model": {"kind": "sasrec", "embedding_dim": 8}, "data": data})
+    data["prepare"]["executor"] = "ray"
+    by_others = RunSpec.model_validate({"model": {"kind": "sasrec", "embedding_dim": 8}, "data": data})
+    bucket, shared = f"memory://{uuid4().hex}", tmp_path / "shared"
+    prepare_from_spec(local, tmp_path / "here")
+    prepare_from_spec(local, bucket)
+    Repeating.num_tasks = 0
+    prepare_from_spec(by_others, shared)
+    assert Repeating.num_tasks > 5
+    assert content(tmp_path / "here") == content(bucket) == content(shared)
+    assert not list(tmp_path.glob("embark-prepare-*/*"))
+
+
 def test_ids_of_earlier_data_are_kept_in_a_store(text, tmp_path):
     kind = "ids by frequency, numbers by their rows"
     prepare_from_spec(spec_of(text, kind), tmp_path / "january")
