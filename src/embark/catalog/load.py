@@ -7,7 +7,7 @@ import io
 import os
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from embark.catalog.machine import (
     Zones,
 )
 from embark.errors import Mistake, MistakesError, UserError, nearest
+from embark.frozen import frozen
 
 HERE = Path(__file__).parent
 ORIGIN_COLUMNS = tuple(field.name for field in fields(Origin))
@@ -180,7 +181,7 @@ def merge_newest(old: Prices, new: Prices) -> dict[tuple[str, str], Price]:
                       if key not in old or price.origin.date >= old[key].origin.date}}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PriceChange:
     """A price that changed."""
 
@@ -190,7 +191,7 @@ class PriceChange:
     new: Price
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RefreshResult:
     """The price changes that importing a file made."""
 

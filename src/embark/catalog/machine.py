@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from embark.errors import UserError, did_you_mean, near_names
+from embark.frozen import frozen
 
 Cloud = Literal["aws", "azure", "gcp"]
 CLOUDS: tuple[Cloud, ...] = get_args(Cloud)
@@ -46,7 +47,7 @@ Discount = Annotated[float, Field(gt=0, lt=1)] | None
 Steps = Annotated[tuple[tuple[float, float], ...], AfterValidator(_steps)]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Origin:
     """Source, date and confidence of a row."""
 
@@ -337,7 +338,7 @@ class Support:
         return f"{self.title} {ends}: then {self.then}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Citation:
     """The page behind a row's `source`."""
 
@@ -345,7 +346,7 @@ class Citation:
     url: Text
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Catalog:
     """All tables of the catalog, by name."""
 

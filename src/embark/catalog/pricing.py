@@ -7,7 +7,6 @@ option counts: the lowest spot price for a spot spec, the lowest on-demand price
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from embark.catalog.load import load_catalog
@@ -15,6 +14,7 @@ from embark.catalog.machine import Catalog, CpuMachine, Machine, Origin, Price, 
 from embark.catalog.regions import default_region, is_sold_in, region_of
 from embark.errors import EmbarkError, Mistake, SpecError, UserError
 from embark.formatting import format_usd, to_one_line
+from embark.frozen import frozen
 
 if TYPE_CHECKING:
     from embark.spec import PlaceSpec, RunSpec
@@ -41,7 +41,7 @@ POD_GRACE_S = {"aws": GRACES["aws"][0], "azure": GRACES["azure"][0], "gcp": GRAC
 """The grace period of each cloud for a pod on a spot machine that asks for all it can get; empty: of no known cloud."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SpecPrice:
     """The hourly price of a spec's machines, and their region."""
 
@@ -63,7 +63,7 @@ class SpecPrice:
         return f"{self.num_machines} x {self.machine.name} {PURCHASE_NAMES[self.purchase]} in {self.region}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunPrice:
     """The hourly price of all machines of a run."""
 

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 from embark.catalog.machine import (
@@ -18,11 +17,12 @@ from embark.catalog.machine import (
 )
 from embark.catalog.pricing import lowest_price
 from embark.errors import UserError, did_you_mean, near_names, nearest
+from embark.frozen import frozen
 
 Sort = Literal["price", "memory", "name"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MachineFilter:
     """The requirements for a machine to be listed."""
 
@@ -33,7 +33,7 @@ class MachineFilter:
     min_memory_gib: float = 0.0  # Accelerator memory of the complete machine.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MachineOffer:
     """A machine, and its price in one region, or its lowest anywhere."""
 
@@ -41,7 +41,7 @@ class MachineOffer:
     price: Price | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MachineDetails:
     """Everything about one machine: its prices in every region, or in one."""
 
@@ -53,7 +53,7 @@ class MachineDetails:
     zones: Zones | None  # None: not known.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VolumeOffer:
     """Storage, and how fast a given size of it reads and what it costs; None if there is no such size."""
 

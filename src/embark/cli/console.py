@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Annotated, TextIO, TypeVar
 
@@ -18,6 +17,7 @@ from cyclopts import Parameter
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.events.events import Event, Sink, to_jsonable
 from embark.formatting import MISSING, format_bytes, redact, strip_control_chars, to_encoding, to_one_line
+from embark.frozen import frozen
 
 if TYPE_CHECKING:  # importing rich takes a tenth of a second
     from rich.console import Console as RichConsole
@@ -54,7 +54,7 @@ def only_json_on_stdout() -> Iterator[None]:
 
 
 @Parameter(name="*")
-@dataclass(frozen=True, slots=True)
+@frozen
 class Console:
     """What a command says. Results go to stdout, warnings, errors and progress to stderr.
 

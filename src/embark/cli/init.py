@@ -1,7 +1,6 @@
 """`embark init`: write a starter spec."""
 
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -9,11 +8,12 @@ from cyclopts import Parameter
 
 from embark.cli.console import Console, Flag
 from embark.errors import UserError, nearest
+from embark.frozen import frozen
 
 _STARTER_MODEL = Path(__file__).parents[1] / "trainers" / "torch" / "starter_model.py"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WrittenSpec:
     """The file that was written, and what it started from."""
 

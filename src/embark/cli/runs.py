@@ -1,15 +1,15 @@
 """`embark runs`: list and remove the runs of this machine."""
 
 import time
-from dataclasses import dataclass
 
 from embark.cli.console import Console, Flag
 from embark.errors import Interrupted, UserError
 from embark.formatting import format_bytes, format_duration, pluralize
+from embark.frozen import frozen
 from embark.report.local_runs import LocalRuns, list_local_runs, removable_run, remove_run
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RemovedRuns:
     """The runs that were deleted, and their size."""
 

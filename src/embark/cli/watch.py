@@ -4,7 +4,6 @@ import threading
 import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from embark.cli.console import Console, Flag
 from embark.dashboard.runs import Runs
@@ -12,13 +11,14 @@ from embark.dashboard.server import require_token, serve_page
 from embark.dashboard.terminal import watch_terminal
 from embark.errors import UserError
 from embark.formatting import pluralize
+from embark.frozen import frozen
 from embark.report.run_files import find_runs
 
 PORT = 8750  # The first that is tried; the next ones where it is taken.
 NUM_PORTS = 20
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServedPage:
     """The address of the page, and the runs it shows."""
 

@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -11,6 +10,7 @@ import numpy as np
 from embark.dashboard.runs import WatchedRun
 from embark.events.metrics import find
 from embark.events.plotting import Floats, means, thin
+from embark.frozen import frozen
 from embark.report.figures import MAX_LINES, RowsChart, charts_of, range_of
 from embark.report.record import Record
 from embark.report.rows import STEP, TIME, Rows
@@ -22,7 +22,7 @@ MAX_POINTS = 4000
 _MAX_CACHED = 4000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Window:
     """The part of a curve that is asked for."""
 

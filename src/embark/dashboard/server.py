@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
 from http.cookies import CookieError, SimpleCookie
@@ -30,6 +29,7 @@ from embark.errors import UserError
 from embark.events.events import to_jsonable
 from embark.events.sinks.prometheus import CONTENT_TYPE
 from embark.formatting import to_finite
+from embark.frozen import frozen
 from embark.report.context import diagnose_run
 
 HEADERS = {
@@ -76,7 +76,7 @@ def require_token(host: str, token: str) -> str:
     return token
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Guard:
     """Admits requests.
 
@@ -111,7 +111,7 @@ class Guard:
         return f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Lax"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PageServer:
     """The address of a running server."""
 

@@ -4,7 +4,6 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -32,6 +31,7 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
+from embark.frozen import frozen
 from embark.report.charts import points_of, settled
 from embark.report.context import Liveness
 from embark.report.record import Record, gpus_of, slow_ranks
@@ -42,7 +42,7 @@ STYLES = {"running": "bold cyan", "finished": "bold green", "stopped": "bold yel
 _LABEL = 8
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class View:
     """One run at this moment."""
 
@@ -100,7 +100,7 @@ def _are_finished(runs: Runs) -> bool:
     return bool(views) and all(view.status.state == "finished" and view.is_read for view in views)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Screen:
     """The runs, drawn to the size that the terminal has at this moment."""
 

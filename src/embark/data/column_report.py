@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +17,7 @@ from embark.data.prepared.parts import iter_blocks
 from embark.data.prepared.source import PreparedSource
 from embark.data.task_labels import main_label
 from embark.features.arrays import Array, Doubles
+from embark.frozen import frozen
 from embark.spec import RunSpec
 
 LEAK_AUC = 0.9
@@ -31,7 +32,7 @@ PRIOR_WEIGHT = 10.0
 _NO_LENGTHS = np.zeros(0, np.int32)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Column:
     """What a column holds in the training rows that were read."""
 
@@ -46,13 +47,13 @@ class Column:
     auc_alone: float | None  # On held-out rows; never below 0.5; None if there are too few of them.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Problem:
     where: str  # A file, or a column.
     what: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Report:
     """The result of `embark data check`."""
 

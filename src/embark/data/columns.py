@@ -3,7 +3,7 @@ that a bad row is an error and nothing is guessed."""
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -26,6 +26,7 @@ from embark.features.numbers import NumberSample, fit_numbers, numbers_of, with_
 from embark.features.rows import CUT_LISTS, RawRows
 from embark.features.schema import Schema
 from embark.features.values import moment_text
+from embark.frozen import frozen
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.features import FeaturesSpec
 from embark.spec.model import ModelSpec, Table
@@ -124,7 +125,7 @@ class ColumnsSource:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Feature:
     """All ids of a column: [rows, ids of each], or one behind the other with offsets [rows + 1]."""
 

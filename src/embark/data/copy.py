@@ -5,7 +5,6 @@ import json
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from embark.data.prepare.journal import PREPARING
 from embark.data.prepared import MANIFEST, Manifest
 from embark.errors import DataError, UserError
 from embark.formatting import shortlist
+from embark.frozen import frozen
 from embark.store import Entry, ObjectStore, open_store
 from embark.store.object_store import LocalStore
 from embark.store.transfer import COPY_STATE, CopyItem, CopyPlan, Transfer
@@ -20,7 +20,7 @@ from embark.store.transfer import COPY_STATE, CopyItem, CopyPlan, Transfer
 ShowProgress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CopyResult:
     """The copied files, or in a dry run those that would be copied."""
 
@@ -46,7 +46,7 @@ class CopyResult:
                        "verified_by": "checksums" if self.is_verified else "sizes"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Content:
     """The files to copy."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, get_args
@@ -18,12 +18,13 @@ from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.data.prepared.manifest import EARLIER
 from embark.errors import DataError, UserError
 from embark.features.schema import TIME_ROWS
+from embark.frozen import frozen
 from embark.spec.run import RunSpec
 
 SplitName = Literal["train", "validation", "test"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EvaluationRows:
     """Rows to evaluate on, as the held-out samples of a source, and a name for them."""
 

@@ -7,7 +7,7 @@ import io
 import json
 import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from embark.features.encoding import plain_options
 from embark.features.hashing import hash_counters
 from embark.features.rows import RawRows
 from embark.features.schema import Schema, SparseColumn
+from embark.frozen import frozen
 from embark.spec import DataSpec, ModelSpec
 from embark.spec.data import PrepareSpec
 from embark.spec.features import GUESSED, FeaturesSpec
@@ -106,7 +107,7 @@ class InteractionsSource:
         return self._train_users[np.argsort(bits, kind="stable")]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Log:
     """All rows, user by user, the rows of each user in order."""
 

@@ -4,7 +4,7 @@ each, and which of them a user has."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from embark.data.loader import Batch, SampleSource
 from embark.errors import DataError
 from embark.features.arrays import Array, Floats, Int32s, Int64s
 from embark.features.hashing import hash_counters, stream_key
+from embark.frozen import frozen
 from embark.spec.model import ModelSpec
 from embark.spec.two_tower import is_item_table
 
@@ -27,7 +28,7 @@ def next_items(source: SampleSource, model: ModelSpec) -> Int32s:
     return np.arange(model.feature(model.sequence.history).rows, dtype=np.int32) if found is None else found
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ItemCatalog:
     """All items of the training data, by rising id."""
 
@@ -76,7 +77,7 @@ def column_ids(batch: Batch, table: int) -> Int32s:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Part:
     """The items in the samples that one rank reads."""
 

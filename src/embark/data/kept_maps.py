@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from embark.data import LOOK
 from embark.data.prepared import MANIFEST, Manifest
 from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.features.arrays import Array
+from embark.frozen import frozen
 from embark.spec.run import RunSpec
 from embark.store import open_store
 from embark.store.object_store import normalize_path
@@ -26,7 +26,7 @@ from embark.store.transfer import CopyItem, Transfer
 FOLDER = "data"  # A folder of a run's directory.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FoundMaps:
     """Where the id maps of a run's data can be read."""
 
@@ -36,7 +36,7 @@ class FoundMaps:
     fix: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogMaps:
     """The id map of a log whose items are words, as prepared data has it: the manifest, and arrays by file."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from queue import LifoQueue
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
 from embark.features.arrays import Array, Bytes, Floats, Int32s, Int64s, ragged_positions
+from embark.frozen import frozen
 from embark.model.steps import samples_per_rank, steps_per_epoch
 from embark.spec.model import Table
 
@@ -175,7 +176,7 @@ def eval_range(number: int, num_samples: int, batch_size: int, rank: int, world_
     return start, min(start + size, num_samples)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Batch:
     """B samples with F sparse features, feature-major as TorchRec wants them."""
 

@@ -3,7 +3,6 @@
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from embark.data.workers import Report, WorkerPool, num_cores
 from embark.errors import UserError
 from embark.features.encoding import weights_features
 from embark.formatting import format_bytes
+from embark.frozen import frozen
 from embark.spec.run import RunSpec
 from embark.spec.tasks import Task, label_columns
 from embark.store import write_atomic
@@ -29,7 +29,7 @@ from embark.store.errors import writing
 MIN_ROWS_TO_SHARE = 1_000_000  # Below this, one process is done before another has started.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Task:
     """One part file to write."""
 
@@ -41,7 +41,7 @@ class _Task:
     stop: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MakeResult:
     """The data that was made."""
 

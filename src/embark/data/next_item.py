@@ -3,7 +3,6 @@ prepared."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +11,7 @@ from embark.data.loader import Batch
 from embark.errors import DataError
 from embark.features.arrays import Hashes, Int32s, Int64s, Mask, ragged_positions
 from embark.features.hashing import STEP, hash_counters, stream_key, uniform
+from embark.frozen import frozen
 from embark.spec.data import DataSpec
 from embark.spec.model import ModelSpec
 
@@ -20,7 +20,7 @@ MAX_REDRAWS = 100
 _FILTER_BITS = 16  # Marks of chosen items for each of them.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Users:
     """Some users with their items, oldest first."""
 

@@ -6,16 +6,17 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Self
 
 import psutil
+
+from embark.frozen import frozen
 
 _REPORT_EVERY_S = 0.5
 _MEASURE_EVERY_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Progress:
     """A report of what is done."""
 

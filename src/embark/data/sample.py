@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +15,12 @@ from embark.data.prepare.inputs import Inputs
 from embark.data.prepared import MANIFEST, Layout, Manifest, Part, PartWriter, Split
 from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.errors import EmbarkError
+from embark.frozen import frozen
 from embark.spec.run import RunSpec
 from embark.store import open_store, write_atomic
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sample:
     """Rows in the order of the data, and the spec with what the data decides."""
 

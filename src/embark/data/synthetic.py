@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from embark.data.loader import Batch, check_range
 from embark.features.arrays import Array, Doubles, Floats, Hashes, Int32s, Int64s
 from embark.features.hashing import bell, hash_counters, quarter, stream_key, stream_keys, uniform
+from embark.frozen import frozen
 from embark.spec.data import DataSpec
 from embark.spec.model import ModelSpec, Table
 from embark.spec.tasks import Task
@@ -178,7 +178,7 @@ class SyntheticSource:
         return stream_key(self._data.seed, split, what)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Parts:
     """The contributions of n samples to their logits, before scaling."""
 
@@ -193,7 +193,7 @@ class Parts:
                      np.concatenate([one.pairs for one in several], axis=1))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Scales:
     """Factors that turn `Parts` into a logit."""
 
@@ -324,7 +324,7 @@ def _bias_for(scores: Doubles, rate: float) -> float:
     return (low + high) / 2 - float(scores.mean())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Group:
     """Tables with the same number of ids per sample, drawn together: one array for each would be mostly call
     overhead."""
@@ -345,7 +345,7 @@ class Group:
         return (uniform(bits) * (self.multi_hot + 1)).astype(np.int32)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Zipf:
     """Gives id k of a table a chance close to (k + 1)^−s.
 
@@ -395,7 +395,7 @@ def seed_of(seed: int, task: Task) -> int:
     return stream_key(seed, _TASK, zlib.crc32(task.name.encode()))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mixture:
     """Mixes the scores of the common hidden model and of a task's own into the score of the task: √(1 − conflict) ×
     the common one + √conflict × its own."""

@@ -6,7 +6,7 @@ import shlex
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
@@ -17,6 +17,7 @@ from embark.diagnose.source import DiagnosedFile, sources_of
 from embark.errors import EmbarkError
 from embark.events.quality import start_command
 from embark.formatting import redact, to_one_line
+from embark.frozen import frozen
 from embark.launch.backend import LogLine, RunEvent, backend_of
 from embark.launch.run_registry import lookup_run
 from embark.launch.shell import Shell
@@ -37,7 +38,7 @@ OUT_OF_MEMORY: Mapping[str, MemoryKind] = {
 """Rules about which the plan has advice, and the memory that ran out."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Report:
     """The findings of a diagnosis."""
 
@@ -189,7 +190,7 @@ def _more_nodes(setup: Setup) -> str:
 Warn = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LaunchedRun:
     """A run that was launched from here, and what its backend still has of it."""
 
@@ -201,7 +202,7 @@ class LaunchedRun:
     run_uri: str = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TargetReport(Report):
     """The diagnosis of everything that was named."""
 

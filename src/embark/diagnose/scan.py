@@ -17,6 +17,7 @@ from typing import Any, Literal
 from embark.diagnose.source import DiagnosedFile, Line, fold, lines, pieces, rank_of, time_of
 from embark.events.quality import quality_rules
 from embark.formatting import shortlist
+from embark.frozen import frozen
 
 Kind = Literal["cause", "symptom", "summary", "slow", "quality"]
 """`cause`: ends a run by itself. `symptom`: what the other ranks then say. `summary`: what a launcher says at the end.
@@ -25,7 +26,7 @@ Where = Literal["log", "event", "manifest", "metric", "spec"]
 FOLDER = Path(__file__).with_name("rules")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pattern:
     """A text to search for."""
 
@@ -89,7 +90,7 @@ def _like(needle: str, regex: str, also: str = "") -> Pattern:
 MAX_RANKS_SHOWN = 6
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Evidence:
     """A line that shows something."""
 
@@ -105,7 +106,7 @@ class Evidence:
         return f"{self.source}:{self.line}" if self.line else self.source
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RuleMatch:
     """All lines that matched one rule: the first of them, and how many."""
 
@@ -124,7 +125,7 @@ class RuleMatch:
             cause=self.cause or other.cause, fix=self.fix or other.fix, command=self.command or other.command)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Diagnosis:
     """A cause, its evidence and its fix."""
 

@@ -7,11 +7,11 @@ import re
 import string
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, cast
 
 from embark.errors import UserError
+from embark.frozen import frozen
 from embark.store import RunDir, find_run
 from embark.store.run_dir import EVENTS, LOG_FOLDERS, SMALL_FILES, SPEC
 
@@ -29,7 +29,7 @@ _SKIPPED_FOLDERS = frozenset({
 })
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DiagnosedFile:
     """A file to diagnose."""
 
@@ -53,7 +53,7 @@ class DiagnosedFile:
             raise UserError(f"{self.path}: {error.strerror}", fix="name a file that can be read") from error
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SourceList:
     """The files that names on a command line stand for."""
 

@@ -11,7 +11,6 @@ import shutil
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from embark.catalog.machine import WARNING_DAYS
 from embark.doctor.host import Check, check
 from embark.errors import EmbarkError, UserError
 from embark.formatting import format_usd, to_one_line
+from embark.frozen import frozen
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.slurm import Slurm
 from embark.launch.shell import Shell
@@ -35,7 +35,7 @@ CLOUDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("account_clouds.
 PRICE_MOVED = 0.25  # A spot price that differs this much from the catalog's is worth a warning.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Need:
     """The machines of a run, where they are, and how much of which quota they take."""
 

@@ -4,9 +4,9 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from embark.doctor.host import Check, Host, check
+from embark.frozen import frozen
 
 _FIELDS = ("name", "memory.total", "driver_version", "compute_cap", "ecc.errors.uncorrected.volatile.total")
 _FEWER = _FIELDS[:3]  # Fields that old drivers know, too.
@@ -17,7 +17,7 @@ _JOINED = ("A100-SXM", "H100 80GB HBM3", "H200", "GH200", "B200", "GB200", "B300
 """Parts of the names of GPUs that come joined by NVLink."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gpu:
     """A GPU as the driver describes it."""
 

@@ -4,9 +4,11 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Literal
+
+from embark.frozen import frozen
 
 Verdict = Literal["ok", "warning", "wrong"]
 GIB = 2**30
@@ -14,7 +16,7 @@ TIMEOUT_S = 20.0
 MAX_CHARS = 1 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Host:
     """The machine to check, which tests replace."""
 
@@ -49,7 +51,7 @@ class Host:
         return done.stdout[:MAX_CHARS] if done.returncode == 0 else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Check:
     """The result of one check: the actual state, the expected one, and the fix if they differ."""
 

@@ -8,20 +8,21 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from embark.doctor.host import Check, Host, check
+from embark.frozen import frozen
 
 _AMAZON = "0x1d0f"
 _PLUGIN_FOLDERS = ("/opt/amazon/ofi-nccl", "/opt/aws-ofi-nccl", "/opt/amazon/efa", "/usr/lib/x86_64-linux-gnu",
                    "/usr/local/lib")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Port:
     """One device of /sys/class/infiniband, by its first port."""
 
@@ -109,7 +110,7 @@ MODULE = "embark.trainers.torch.probe"
 LIMIT_S = 120.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Facts:
     """Facts about torch that a child process reports."""
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from embark.frozen import frozen
 
 MODERATE, LARGE = 0.1, 0.25
 """The usual thresholds; where they come from: Yurdakul and Naranjo, https://doi.org/10.1080/00949655.2019.1663434"""
@@ -19,7 +20,7 @@ Level = Literal["", "moderate", "large"]
 Counts = Sequence[float] | NDArray[Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Drift:
     """The drift of one column."""
 

@@ -12,13 +12,14 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from pathlib import Path
 from typing import IO, Any, Protocol
 
 from embark.errors import Fault
 from embark.formatting import format_count, redact, to_finite, to_one_line
+from embark.frozen import frozen
 
 
 def uptime_s() -> float:
@@ -97,7 +98,7 @@ class ResilientFile:
                         fix="free some space, then run the same command to resume")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Event:
     """One thing that happened: `begin start plan predict note step ranks phases eval save resume change interrupt end
     error`."""
@@ -298,7 +299,7 @@ MAX_SHOWN = 80
 _DIGEST = 64  # Characters of a SHA-256, of which a person sees the first few.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Change:
     """A field that a run learns from, and its value before and after a resume from `step`."""
 

@@ -5,12 +5,12 @@ import math
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from importlib.resources import files
 from typing import Any, Literal
 
 from embark.events.events import Event
 from embark.formatting import MISSING, format_count, format_float, to_finite, to_float, to_one_line
+from embark.frozen import frozen
 
 Kind = Literal["gauge", "counter"]
 Labels = tuple[tuple[str, str], ...]  # Names and values, in the order of the metric's `labels`.
@@ -23,7 +23,7 @@ _NAMED_BY = {"host": "host", "gpu": "index"}
 """The field that names a row of a list; a plain number in a list is named by its index."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Metric:
     """One measured quantity, named as it stands in events and in TensorBoard."""
 
@@ -69,7 +69,7 @@ def metric(name: str) -> Metric:
     return _BY_NAME[name]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Reading:
     """One number at one time."""
 
@@ -178,7 +178,7 @@ _SHOWN = {metric.name.removeprefix(TASK_PREFIX): metric for metric in METRICS
           if metric.name.startswith(TASK_PREFIX) and not metric.name.startswith(f"{TASK_PREFIX}best_")}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TaskRow:
     """One metric of one task."""
 

@@ -6,13 +6,13 @@
 import json
 import sys
 import tomllib
-from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 from embark.events.metrics import METRICS, TRAINING_GROUPS, UNITS, metric
 from embark.events.sinks.prometheus import RUN, prometheus_name
+from embark.frozen import frozen
 
 IDLE_PERCENT = 5
 IDLE_MINUTES = 30  # Longer than a checkpoint, an evaluation and a restart take.
@@ -25,7 +25,7 @@ HOT_C = 88
 FULL = 0.95  # Share of a machine's memory.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Alert:
     """One alert rule."""
 

@@ -3,11 +3,12 @@ characters."""
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+
+from embark.frozen import frozen
 
 Floats = NDArray[np.float64]
 Point = tuple[float, float]  # A step and a value.
@@ -53,7 +54,7 @@ def means(xs: ArrayLike | Sequence[float], ys: ArrayLike | Sequence[float], num_
     return np.add.reduceat(x, starts) / num, np.add.reduceat(y, starts) / num
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Axis:
     """The values from `low` to `high`, drawn from the pixels `start` to `stop`."""
 
@@ -94,7 +95,7 @@ class Series:
             self._each *= 2
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Chart:
     """A drawn curve, and the numbers at the ends of its axes."""
 

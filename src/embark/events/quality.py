@@ -8,7 +8,6 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from embark.events.drift import LOGITS
 from embark.events.events import Event
 from embark.events.traffic import TRAFFIC_KINDS, TrafficRecord, findings
 from embark.formatting import format_count, format_float, to_finite, to_one_line
+from embark.frozen import frozen
 from embark.spec.user_code import file_of, is_custom
 
 RULES = Path(__file__).with_name("quality.toml")
@@ -33,7 +33,7 @@ STILL = 0.001  # A rise of the AUC by so much in the last part of a run.
 MAX_POINTS = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finding:
     """One thing to know about a model, and what to try next."""
 

@@ -8,6 +8,7 @@ from typing import Literal
 
 from embark.events.events import Event
 from embark.formatting import format_duration, format_usd, pluralize, to_finite
+from embark.frozen import frozen
 
 Reason = Literal["preempted", "interrupted", "died", "error"]
 BUDGET = "budget"  # The signal and the outcome of a run whose budget is spent.
@@ -160,7 +161,7 @@ def _begun(event: Event, before: Attempt | None) -> list[Attempt]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Interruption:
     """One time that a run was stopped before its end."""
 
@@ -184,7 +185,7 @@ class Interruption:
         return 0.0 if self.restarted_s is None else min(self.down_s, max(0.0, self.restarted_s - self.stopped_s))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Losses:
     """All interruptions of a run together."""
 
@@ -272,7 +273,7 @@ def _interruption(stopped: Attempt, after: Attempt, between_s: float, *, is_over
         max(0.0, until_s - stopped.last_s), after.began_s if has_restarted else None, between_s)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Spending:
     """The time and money that a run has spent. Seconds are the run's own time while machines are held, not a sum over
     machines."""

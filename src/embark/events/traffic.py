@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from embark.events.drift import NUM_SCORE_BINS, Drift, drift
 from embark.events.events import Event
 from embark.formatting import format_si, format_step_time, to_finite, to_one_line
+from embark.frozen import frozen
 
 TRAFFIC_KINDS = frozenset({"serve", "traffic", "version_refused", "serve_end"})
 WINDOW_S = 10.0  # Duration of one `traffic` event.
@@ -29,7 +30,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ColumnReference:
     """The bins of a column, and their counts when the model was evaluated."""
 
@@ -60,7 +61,7 @@ class VersionTraffic:
     """Number of labels, predicted clicks and observed clicks, by score bin."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Window:
     """One `traffic` event."""
 
@@ -77,7 +78,7 @@ class Window:
         return sum(self.statuses.values())
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ColumnDrift:
     """A column of served requests against its reference."""
 
@@ -94,7 +95,7 @@ class ColumnDrift:
         return f"{self.column.title}: PSI {self.drift.psi:.2f}; {'; '.join(parts)}{missing}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Calibration:
     """Predicted against observed clicks, if labels came back."""
 

@@ -69,6 +69,7 @@ from embark.features.encoding import IdMap, RowEncoder, by_rising_key, same_leng
 from embark.features.numbers import NumberCode, Numbers, recorded_numbers
 from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
+from embark.frozen import frozen
 from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
 from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, legacy_features
 from embark.spec.model import ModelSpec
@@ -278,7 +279,7 @@ class VersionId(NamedTuple):
     chain: tuple[Checkpoint, ...] = ()  # Once it is fetched: the full version that it goes back to, and the deltas.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CurrentVersion:
     """The version that is scored and served with, and how it came to be."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -35,6 +35,7 @@ from embark.features.numbers import NumberCode, Numbers
 from embark.features.rows import Keys
 from embark.features.schema import Schema
 from embark.formatting import to_finite
+from embark.frozen import frozen
 from embark.spec import RunSpec, user_code
 from embark.spec.features import FeaturesSpec
 from embark.spec.model import StoredTable
@@ -46,7 +47,7 @@ _MODEL = "model."
 Maps = dict[str, tuple[Keys, NDArray[np.int32]]]  # The id and the row of each slot, by dynamic table.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExportResult:
     """The version that `embark export` wrote."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,13 +10,14 @@ from numpy.typing import NDArray
 
 from embark.data.kept_maps import find_id_maps
 from embark.errors import DataError
+from embark.frozen import frozen
 from embark.store.checkpoint_inspect import TrainedRun
 
 Array = NDArray[Any]
 NUMBERS, TEXT, OFFSETS = "value_numbers", "value_text", "value_offsets"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Values:
     """The raw values of items, indexed by id; None if the ids are the values."""
 

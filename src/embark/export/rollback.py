@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from embark.errors import DataError, UserError
 from embark.export.artifact import (
     CANDIDATE,
@@ -16,10 +14,11 @@ from embark.export.artifact import (
 )
 from embark.export.delta import PARENT, identity_of
 from embark.formatting import to_finite
+from embark.frozen import frozen
 from embark.store import Checkpoint, CheckpointStore
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExportedVersion:
     """A committed version."""
 
@@ -36,7 +35,7 @@ class ExportedVersion:
     refused: str = ""  # Why the gate refused it.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VersionList:
     """All versions at a URI, oldest first."""
 
@@ -44,7 +43,7 @@ class VersionList:
     versions: tuple[ExportedVersion, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rollback:
     """The version that is current now, and the one before."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.errors import DataError
+from embark.frozen import frozen
 
 Array = NDArray[Any]
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "|b1", "I8": "|i1", "U8": "|u1", "I16": "<i2",
@@ -26,7 +26,7 @@ _ALIGNMENT = 64
 _MAX_HEADER_BYTES = 100_000_000  # The limit of the safetensors library.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorSource:
     """A tensor to be written."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from embark.errors import DataError, UserError
@@ -26,6 +26,7 @@ from embark.export.artifact import (
 from embark.export.delta import DELTA, PARENT, TENSOR_FILES, DeltaSize, TooManyChanges, delta_of, identity_of
 from embark.export.reference import REFERENCE, Reference
 from embark.export.safetensors_file import TensorSource, file_of
+from embark.frozen import frozen
 from embark.store import Checkpoint, CheckpointStore, ChecksumWriter, checkpoint_name
 from embark.store.errors import NotFound
 
@@ -38,7 +39,7 @@ MAX_SHARE = 0.5  # The share of the full version's bytes that its deltas may tak
 MAX_DELTA_BYTES = 1 << 30  # Changed rows are held in memory.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VersionContents:
     """The contents of a version."""
 
@@ -50,7 +51,7 @@ class VersionContents:
     checkpoint: Checkpoint | None = None  # The checkpoint that it is made of.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WrittenVersion:
     """A version that was committed."""
 
@@ -63,7 +64,7 @@ class WrittenVersion:
     why_full: str = ""  # Why no delta was written, although one was asked for.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Delta:
     tensors: Sequence[TensorSource] = ()
     num_rows: int = 0

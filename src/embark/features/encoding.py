@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal, cast
 
@@ -18,6 +18,7 @@ from embark.features.numbers import Numbers, numbers_of, with_bounds
 from embark.features.rows import Keys, NumberRows, RawRows
 from embark.features.schema import FIXED_ROWS, LabelColumn, Schema, SparseColumn
 from embark.features.statistics import ValueStatistics, with_statistics
+from embark.frozen import frozen
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.features import FeaturesSpec, bucket_table_name
 from embark.spec.model import CANDIDATE, ModelSpec, Table
@@ -84,7 +85,7 @@ def look_up(wanted: Keys, keys: Keys, ids: Int64s) -> Int32s:
     return found
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IdMap:
     """Maps the values of a column to the ids of its table. Weights have no map: they stay numbers."""
 
@@ -109,7 +110,7 @@ class IdMap:
         return found
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RowEncoder:
     """Encodes raw rows as the data was prepared, in evaluation and in serving."""
 

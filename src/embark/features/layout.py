@@ -25,12 +25,13 @@ from numpy.typing import NDArray
 
 from embark.errors import DataError
 from embark.features.arrays import Array, Bytes, Floats, Int64s, Mask
+from embark.frozen import frozen
 
 ALIGNMENT = 64
 REPAIR = "`embark data check` lists what is damaged; copy or prepare the data again"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Feature:
     """A sparse column, whose ids are 0 to rows − 1."""
 
@@ -52,7 +53,7 @@ class Feature:
         return _narrowest(self.multi_hot)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Group:
     """Features that lie together, as one array [F, n, multi_hot]."""
 
@@ -61,7 +62,7 @@ class Group:
     members: tuple[int, ...]  # Positions of the group's members among the features.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Field:
     """An array in a block."""
 
@@ -78,7 +79,7 @@ class Field:
         return block[self.start : self.start + self.size_bytes].view(self.dtype).reshape(self.shape)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Map:
     """The position of each array in a block of `num_rows`."""
 
@@ -178,7 +179,7 @@ class Layout:
                 **({"labels": list(self.labels)} if self.labels else {})}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rows:
     """Encoded rows."""
 

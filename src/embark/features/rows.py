@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from embark.features.arrays import Bytes, Floats, Hashes, Int32s, Int64s, Mask, last_of_lists
 from embark.features.layout import Rows
+from embark.frozen import frozen
 
 Keys = Hashes | NDArray[np.uint32]  # 32 bits where they always suffice.
 MAX_QUOTED = 20  # Bad rows that are reported one by one.
@@ -21,7 +22,7 @@ MAX_QUOTED = 20  # Bad rows that are reported one by one.
 CUT_LISTS = "lists with more ids than their column takes, of which the last, the newest, were kept"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BadRow:
     """A row that could not be read."""
 
@@ -29,7 +30,7 @@ class BadRow:
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RawRows:
     """Rows of the input with keys, in columns."""
 
@@ -101,7 +102,7 @@ class RawRows:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NumberRows:
     """Rows of which every cell is one number, in two matrices: a server reads most requests so, without a step for
     each column. They have keys, and once they are encoded ids."""

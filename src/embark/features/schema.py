@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 import tomli_w
 
 from embark.features.values import DecimalSign
+from embark.frozen import frozen
 from embark.spec.data import PrepareSpec
 from embark.spec.features import GUESSED, FeaturesSpec, Statistic, TimePart
 from embark.spec.model import Table
@@ -26,7 +27,7 @@ FIXED_ROWS = (*TIME_ROWS, "bucket")
 """Kinds of columns whose keys are the rows of the table."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SparseColumn:
     """A column that becomes a table."""
 
@@ -63,7 +64,7 @@ class SparseColumn:
         return self.max_ids * self.num_hashes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TimeColumn:
     """A column of dates or times."""
 
@@ -78,7 +79,7 @@ def texts(one_or_several: str | tuple[str, ...]) -> tuple[str, ...]:
     return (one_or_several,) if isinstance(one_or_several, str) else one_or_several
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LabelColumn:
     """A column of labels of one or more tasks."""
 
@@ -103,7 +104,7 @@ class LabelColumn:
         return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Schema:
     """The roles of the columns of the input."""
 

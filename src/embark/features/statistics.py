@@ -4,7 +4,6 @@ rows, so that its own label is not among its features; of any other row they are
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,6 +11,7 @@ from embark.features.arrays import Array, Doubles, Floats, Int64s, Mask
 from embark.features.made import filled_keys
 from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema, SparseColumn
+from embark.frozen import frozen
 from embark.spec.features import Statistic
 
 SMOOTHING = 20
@@ -34,7 +34,7 @@ def statistic_values(
     return np.stack([columns[name] for name in wanted], axis=1).astype(np.float32)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ValueStatistics:
     """The statistics of a column's values, of all training rows."""
 

@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, UserError
+from embark.frozen import frozen
 from embark.kubernetes.names import IDENTITY_ANNOTATIONS
 from embark.kubernetes.objects import K8sObject, Objects, at, condition_of, quantity, rows, texts
 from embark.kubernetes.pods import GPU_RESOURCES, TPU, blocking_taints, pod_specs, requested, trains
@@ -41,7 +42,7 @@ class Forbidden(UserError):
     """The user lacks a permission."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Finding:
     """An item of the contract as it was found."""
 

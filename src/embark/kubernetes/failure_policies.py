@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from embark.frozen import frozen
 from embark.kubernetes.objects import K8sObject, rows
 from embark.kubernetes.pods import Pod
 
@@ -19,7 +20,7 @@ BACKOFF_LIMIT = 6  # Kubernetes' default.
 RETRYABLE_FROM = 128  # Exit codes that the training operator's `ExitCode` policy tries again.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodEnd:
     """The end of a pod's container."""
 
@@ -34,7 +35,7 @@ class PodEnd:
         object.__setattr__(self, "name", self.pod.name)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Decision:
     """The reaction of a controller to the end of a pod, in its own words."""
 

@@ -3,8 +3,9 @@
 import base64
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
+
+from embark.frozen import frozen
 
 K8sObject = Mapping[str, Any]
 _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Ki": 2.0**10,
@@ -12,7 +13,7 @@ _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([mkMGTPE]|[KMGTPE]i)?")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Objects:
     """All objects of some files, together."""
 

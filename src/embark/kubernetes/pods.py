@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from embark.catalog.pricing import GRACES
+from embark.frozen import frozen
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, quantity, rows, texts
 
 DEFAULT_GRACE_S = int(GRACES["kubernetes"][0])
@@ -101,7 +102,7 @@ def trains(spec: K8sObject) -> bool:
     return is_accelerated(container) or starts_torchrun(container)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Mount:
     """Something seen at a path of a container."""
 
@@ -130,7 +131,7 @@ class PodIdentity:
     restart_policy: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pod:
     """One pod that a controller makes, with the container that trains."""
 
@@ -240,7 +241,7 @@ def _mount(volume: K8sObject, row: K8sObject, objects: Objects, namespace: str, 
     return Mount(path, "shared", f"volume-{name}", {}, sub_path, f"{source_kind} volume {name}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Variables:
     """The environment of one container."""
 
@@ -307,7 +308,7 @@ def _field(path: str, pod: PodIdentity) -> str:
             "status.podIP": POD_IP, "status.hostIP": POD_IP}.get(path, "")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Service:
     """A Service, of a file or made by a controller."""
 

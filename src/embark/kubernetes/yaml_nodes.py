@@ -15,6 +15,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from embark.frozen import frozen
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceFile:
@@ -47,7 +49,7 @@ class SourceFile:
         return self.starts[line] if line < len(self.starts) else len(self.text)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Span:
     """A stretch of a file."""
 

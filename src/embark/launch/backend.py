@@ -10,7 +10,7 @@ import time
 import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 from embark.errors import Interrupted, UserError
 from embark.formatting import redact, to_one_line
+from embark.frozen import frozen
 from embark.launch.http import API_RETRY, NO_RETRY
 from embark.launch.shell import CommandResult, LineStream, Notify, Shell
 from embark.render.job import FOLLOW, SLURM, Job
@@ -41,7 +42,7 @@ class DamagedRecord(UserError):
         super().__init__(what, fix=f"end its processes and machines yourself, then delete {path}; its checkpoints stay")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunHandle:
     """A launched run: all that is needed to find it again from another terminal."""
 
@@ -69,7 +70,7 @@ class RunHandle:
         return Resource(f"checkpoints and events in {self.run_uri}", "remain until you delete them")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Replica:
     """One machine's share of a run: a pod, or a process group."""
 
@@ -80,7 +81,7 @@ class Replica:
     since_s: float | None = None  # Unix time since when it has its machine, where the backend knows.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Status:
     """The state of a run, for a person."""
 
@@ -109,7 +110,7 @@ class Reason(NamedTuple):
     fix: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogLine:
     """A line of one rank or pod."""
 
@@ -131,7 +132,7 @@ class LogLine:
         return {"time_s": self.time_ns / 1e9, "source": self.source, "index": self.index, "text": self.text}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogSource:
     """A program that prints the new lines of one pod's or machine's log."""
 
@@ -155,7 +156,7 @@ def read_logs(sources: Sequence[LogSource]) -> Iterator[LogLine]:
             source.stream.close()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunEvent:
     """Something that the platform itself reported about the run."""
 
@@ -169,7 +170,7 @@ class RunEvent:
         object.__setattr__(self, "text", redact(to_one_line(self.text)))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Resource:
     """Something that a launch creates or leaves, and the command that removes it."""
 
@@ -177,7 +178,7 @@ class Resource:
     remove: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CancelResult:
     """The resources that were removed, and those that remain."""
 
@@ -189,7 +190,7 @@ class CancelResult:
     last_checkpoint: str = ""  # The checkpoint's name; empty if none can be seen from here.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LaunchRequest:
     """A run to launch."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from embark.catalog import load_catalog
 from embark.catalog.pricing import PURCHASE_NAMES, RunPrice, price_of_run
@@ -13,6 +12,7 @@ from embark.errors import EmbarkError
 from embark.events import Event
 from embark.events.spending import Spending, attempts, spending, usd_for
 from embark.formatting import format_duration, format_usd
+from embark.frozen import frozen
 from embark.launch.backend import Status, backend_of
 from embark.launch.run_registry import RunRecord, lookup_run, stored_events
 from embark.launch.shell import Notify, Shell
@@ -32,7 +32,7 @@ from embark.store.run_dir import SPEC
 ALIVE_S = 300.0  # A run not launched from here whose last event is so recent is taken to be running.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LaunchEstimate:
     """The plan's answer about the spec's own machines."""
 
@@ -43,7 +43,7 @@ class LaunchEstimate:
     total_usd: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunCost:
     """The past and expected cost of a run. Dollars are None where no price is known."""
 

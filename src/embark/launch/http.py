@@ -4,12 +4,13 @@ import json
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import format_duration, to_one_line
+from embark.frozen import frozen
 from embark.launch.shell import Notify, Shell
 from embark.store.errors import RetriesExhausted, RetryPolicy, call_with_retries
 
@@ -37,7 +38,7 @@ def retry_api(call: Callable[[], T], retry: RetryPolicy, notify: Notify, *, name
         raise Fault(f"{name} does not answer: {error.last}", fix=fix) from None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Response:
     """A response; on a dry run a 200 without a body."""
 
@@ -65,7 +66,7 @@ class Response:
             raise Fault(f"not JSON: {to_one_line(self.text)[:200]}", fix="check the address") from error
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HttpClient:
     """Requests to one service, with its credentials, retries and explanations."""
 

@@ -6,12 +6,13 @@ import tempfile
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from embark.catalog import load_catalog
 from embark.errors import Fault, UserError
 from embark.formatting import to_one_line
+from embark.frozen import frozen
 from embark.launch.backend import explain
 from embark.launch.shell import CommandResult, LineStream, Notify, Shell
 from embark.lint.rendered import render_folder
@@ -28,7 +29,7 @@ EXAMPLES = {
 """An image's name in the registry of each cloud."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ImageName:
     """The parts of `HOST/REPOSITORY:TAG@DIGEST`."""
 
@@ -136,7 +137,7 @@ def _last_line(result: CommandResult) -> str:
     return to_one_line(lines[-1])[:300] if lines else f"exit code {result.code}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ImageOptions:
     """Options for building an image."""
 
@@ -146,7 +147,7 @@ class ImageOptions:
     must_push: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ImageResult:
     """An image that was built."""
 

@@ -1,11 +1,12 @@
 """Launch, recover and cancel a run."""
 
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 
 from embark.data import resolve_from_data, resolve_if_readable
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_usd, to_one_line
+from embark.frozen import frozen
 from embark.launch.backend import (
     CancelResult,
     LaunchBackend,
@@ -38,7 +39,7 @@ from embark.store.errors import BRIEF_RETRY
 RECOVER_POLL_S = 15.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PreparedLaunch:
     """A run that was checked and may be launched."""
 
@@ -52,7 +53,7 @@ class PreparedLaunch:
         return self.request.handle
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LaunchResult(RunHandle):
     """A run that was launched or, on a dry run, the commands that would have launched it."""
 

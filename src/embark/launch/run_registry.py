@@ -7,7 +7,7 @@ import math
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from embark.catalog.load import user_data_dir
 from embark.errors import EmbarkError, UserError, nearest
 from embark.events.events import Event, parse_event, split_lines
+from embark.frozen import frozen
 from embark.launch.backend import DamagedRecord, Replica, RunEvent, RunHandle, Status, backend_of
 from embark.launch.shell import Notify, Shell
 from embark.spec import RunSpec, parse_spec
@@ -28,7 +29,7 @@ BLOCK_BYTES = 8 << 20  # One request each.
 WRITABLE = "set XDG_DATA_HOME to a folder that can be written"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunRecord:
     """A launched run as its file in the registry has it."""
 
@@ -45,7 +46,7 @@ class RunRecord:
         return parse_spec(self.spec_toml)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RegistryContents:
     """All runs, newest first, and the files that cannot be read."""
 
@@ -183,7 +184,7 @@ NUM_EVENTS = 5
 RUNS_FOLDER = "runs"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunStatus:
     """The status of a launched run, for a person."""
 
@@ -203,7 +204,7 @@ class RunStatus:
     events: tuple[RunEvent, ...] = ()  # The last that its platform reported.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunStatusList:
     """All runs that were launched from here."""
 

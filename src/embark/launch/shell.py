@@ -11,11 +11,11 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 from embark.errors import UserError
+from embark.frozen import frozen
 
 Notify = Callable[[str], None]  # Shows a person a line while something takes its time.
 TIMEOUT_S = 60.0
@@ -26,7 +26,7 @@ MAX_LINE_BYTES = 1 << 20
 END_S = 3.0  # Time between SIGTERM and SIGKILL.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CommandResult:
     """The exit code of a program, and its output."""
 

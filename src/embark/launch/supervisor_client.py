@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
+from embark.frozen import frozen
 from embark.launch import supervisor
 from embark.launch.backend import LogLine, LogSource, Replica, Status, explain_exit, time_ns
 from embark.launch.shell import CommandResult, Notify, Shell
@@ -40,7 +41,7 @@ def job_json(command: Sequence[str], *, env: Mapping[str, str] | None = None, cw
     })
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SupervisorState:
     """The state of a machine's ranks, as its supervisor reports it."""
 
@@ -133,7 +134,7 @@ def wait_while(trouble: Callable[[], str], limit_s: float, poll_s: float, notify
         time.sleep(poll_s)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Host:
     """A machine, and the words that run a command on it."""
 

@@ -5,13 +5,14 @@ import inspect
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from embark.catalog.load import load_catalog
 from embark.errors import UserError, nearest
+from embark.frozen import frozen
 from embark.kubernetes.yaml_nodes import SourceFile, Span
 from embark.lint.edits import Edit
 from embark.lint.manifests import Manifests
@@ -24,7 +25,7 @@ MAX_PASSES = 12
 _IGNORE = re.compile(r"embark-lint: ignore((?:[ ,]+EMB\d+)+)")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Change:
     """A file that fixes change."""
 
@@ -32,7 +33,7 @@ class Change:
     new: str = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LintReport:
     """The findings that are left, and the changes that fixes made."""
 

@@ -1,11 +1,10 @@
 """Edits in place: what they do not touch stays byte for byte, comments too."""
 
-from dataclasses import dataclass
-
+from embark.frozen import frozen
 from embark.kubernetes.yaml_nodes import Node, Span
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Edit:
     """A span of a file, and the text that replaces it."""
 

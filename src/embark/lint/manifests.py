@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from embark.catalog.machine import Catalog, Machine
+from embark.frozen import frozen
 from embark.kubernetes.names import GKE_ACCELERATOR, INSTANCE_TYPE, SPOT_LABELS
 from embark.kubernetes.yaml_nodes import NOTHING, Node, Span
 from embark.lint.pods import Container, Launch, PodTemplate, pods_of
@@ -22,7 +23,7 @@ _CLOUD_PREFIXES = {"eks.amazonaws.com/": "aws", "k8s.amazonaws.com/": "aws", "cl
                    "kubernetes.azure.com/": "azure"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TrainingJob:
     """Pods that train one model together."""
 
@@ -218,7 +219,7 @@ class Manifests:
         return {name.lower(): one for one in self.catalog.machines.values() for name in (one.name, *one.also)}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Setting:
     """`NAME=value`, and where it is set."""
 

@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from embark.frozen import frozen
 from embark.kubernetes.pods import GPU_RESOURCES, is_accelerated, main_container, starts_torchrun, trains
 from embark.kubernetes.yaml_nodes import NOTHING, NOWHERE, Node, SourceFile, Span
 from embark.lint.read import Document
@@ -21,7 +22,7 @@ _FROM_ENVIRONMENT = ("nnodes", "nproc-per-node", "node-rank", "master-addr", "ma
                      "rdzv-endpoint", "rdzv-id", "rdzv-conf", "max-restarts")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Launch:
     """One start of a program that trains."""
 

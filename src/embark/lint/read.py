@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from embark.errors import UserError
+from embark.frozen import frozen
 from embark.kubernetes.yaml_nodes import BadYaml, Node, SourceFile, Span, read_yaml
 from embark.lint.shell import Command, read_shell
 
@@ -20,7 +21,7 @@ _FLAGS = re.compile(r"(?:\s*--\S+)*\s*")  # `--mount=…` and the like.
 _HEREDOC = re.compile(r"<<-?[\"']?(\w+)[\"']?")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Instruction:
     """An instruction of a Dockerfile, with all its lines."""
 
@@ -46,7 +47,7 @@ class Instruction:
         return self.text.split()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Dockerfile:
     source: SourceFile
     instructions: tuple[Instruction, ...]
@@ -122,7 +123,7 @@ _PYTHON_START = re.compile(rb"#!.*\bpython")
 _TEMPLATE = re.compile(r"\{\{[-\s]*[.\w$\"]|\{%")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Document:
     """One YAML document: a Kubernetes object, a cluster file, or anything else."""
 
@@ -191,7 +192,7 @@ class PythonFile:
         return start + len(self.source.text[start:end].encode()[:column].decode(errors="ignore"))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Unread:
     """A file, or the rest of one, that could not be read."""
 
@@ -202,7 +203,7 @@ class Unread:
     is_ours: bool = True  # False for kinds of files that the linter does not read.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Files:
     sources: list[SourceFile] = field(default_factory=list)
     documents: list[Document] = field(default_factory=list)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from embark.frozen import frozen
 from embark.kubernetes.yaml_nodes import Span
 from embark.lint.edits import Edit
 
@@ -19,7 +20,7 @@ class Located(Protocol):
     def location(self) -> Span: ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Hit:
     """A mistake, and the part of a file that it is in."""
 

@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from embark.frozen import frozen
 from embark.kubernetes.yaml_nodes import SourceFile, Span
 
 _BREAKS = frozenset(";&|()\n")
@@ -24,7 +25,7 @@ _GLOBAL_FLAGS = frozenset({"-n", "--namespace", "--context", "--kubeconfig", "--
 _MAX_NESTED = 8
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Word:
     """A word as the shell passes it on. A `$NAME` or `$(…)` in it stays as it is written."""
 
@@ -32,7 +33,7 @@ class Word:
     location: Span
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Command:
     """One simple command."""
 

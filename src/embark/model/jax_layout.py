@@ -7,7 +7,6 @@ devices, and the shift lets each table begin on another.
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -15,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.errors import Mistake, SpecError, UserError
+from embark.frozen import frozen
 from embark.model.engine_selection import regularization_of
 from embark.model.placement import Placement, Shard, table_value_bytes
 from embark.model.steps import samples_per_rank
@@ -31,7 +31,7 @@ NUM_AHEAD = 2  # Batches on the devices that wait for their step.
 LINE_WIDTHS = {"tpu": 128}  # Numbers in a line of memory, for kinds of devices that have lines.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TablePlacement:
     """The position of one table in its group."""
 
@@ -46,7 +46,7 @@ class TablePlacement:
         return range((device - self.shift) % num_devices, self.table.rows, num_devices)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Group:
     """Tables of one width, stored as one array."""
 
@@ -76,7 +76,7 @@ class Group:
         return np.array([values[place] for place in self.place_of_column], np.int32)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Layout:
     """All tables over all devices."""
 

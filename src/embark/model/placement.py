@@ -1,8 +1,9 @@
 """Which rank holds which part of which table, and in whose memory. The words that every planner's answer is put in."""
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, Protocol
 
+from embark.frozen import frozen
 from embark.spec import ModelSpec, RunSpec, StoredTable
 from embark.spec.model import TableOptimizer
 from embark.spec.section import remembered
@@ -13,7 +14,7 @@ STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "ada
 DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}  # Values that the dense optimizer stores for each weight.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shard:
     """A part of a table on one rank."""
 
@@ -24,7 +25,7 @@ class Shard:
     memory: Memory = "device"  # `host`: the rows live in the host's memory, and the device holds a cache of them.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Placement:
     """All shards; tables keep the spec's order."""
 
@@ -50,7 +51,7 @@ class Placement:
         return any(s.memory == "host" for s in self.shards)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cluster:
     """The facts about machines that a planner needs: the ranks, and the memory that each may fill with tables."""
 

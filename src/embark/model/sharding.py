@@ -3,8 +3,9 @@ trainer and for the closed form in the plan."""
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from embark.frozen import frozen
 from embark.model.placement import Cluster, Memory, optimizer_of, table_value_bytes, wire_bytes
 from embark.spec import ModelSpec, RunSpec, StoredTable
 from embark.spec.section import remembered
@@ -82,7 +83,7 @@ def tables_alike(model: ModelSpec) -> tuple[tuple[StoredTable, ...], tuple[int, 
     return tuple(tables), tuple(numbers)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SearchRound:
     """The choices of one search through the shardings of the tables."""
 
@@ -174,7 +175,7 @@ def _typical_num_parts(kind: str, cluster: Cluster) -> int:
         kind, 4)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Option:
     """A table cut in one way; all parts are alike, but for the last one of rows of each block of columns."""
 

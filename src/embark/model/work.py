@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 
+from embark.frozen import frozen
 from embark.model.placement import Placement, Shard, state_bytes, table_value_bytes, tables_by_name
 from embark.spec import ModelSpec, RunSpec, StoredTable
 from embark.spec.model import FIELD_KINDS
@@ -18,7 +19,7 @@ DENSE_STATES: dict[str, tuple[str, ...]] = {"sgd": (), "adagrad": ("sum",), "ada
 """What an optimizer keeps for each dense weight, by torch's names."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Linear:
     num_in: int
     num_out: int
@@ -33,7 +34,7 @@ class Linear:
         return self.num_weights + self.num_out * self.has_bias
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Layers:
     """The dense network of a model."""
 
@@ -79,7 +80,7 @@ class Layers:
         return mlps + crossed + narrow + self.middle_width
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DenseWork:
     """Totals of a network without `Layers`; of a custom one, as its trace counts them."""
 
@@ -155,7 +156,7 @@ def _with_top(layers: Layers, model: ModelSpec, width: int) -> Layers:
                    mixed_width=head.mixed_width)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Lookups:
     """The lookups and updates of one rank in a step."""
 
@@ -400,7 +401,7 @@ def _count_top(counts: Counts, model: ModelSpec, width: int, num_terms: int) -> 
         counts.output_width += weighed
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TaskLayers:
     """The layers between the interaction and several tasks, and what their gates mix."""
 

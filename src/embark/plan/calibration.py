@@ -9,7 +9,7 @@ import time
 import tomllib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,6 +20,7 @@ from pydantic import Field, TypeAdapter
 from embark.catalog import Gpu, load_catalog
 from embark.catalog.load import user_data_dir
 from embark.errors import UserError
+from embark.frozen import frozen
 
 SHIPPED = Path(__file__).parent / "calibration.toml"
 CPU = "cpu"
@@ -31,7 +32,7 @@ Size = Annotated[float, Field(ge=0, le=1e12)]
 Amount = Annotated[float, Field(ge=0, le=1e6)]  # Seconds, operations or a factor.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rates:
     """The rates at which a device moves and computes, in units per second."""
 
@@ -44,7 +45,7 @@ class Rates:
     python_s: Amount = 0.0  # Seconds in which the host of a GPU compiles a fixed text; 0: not measured.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EngineFit:
     """The time that an engine needs beyond the least time for its bytes and arithmetic, fitted to measured steps."""
 
@@ -73,7 +74,7 @@ class EngineFit:
     crossing: Amount  # Moving the values of DCNv2's cross layers.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CpuFit:
     """The time that the pipeline needs on a CPU beyond the least time for its bytes and arithmetic, fitted to measured
     steps. Operations of a step run one after another."""
@@ -98,7 +99,7 @@ class CpuFit:
     crossing: Amount  # Copying the values of DCNv2's cross layers once.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IdMapFit:
     """The time that dynamic tables add to a step, measured against the same step with static ones
     (bench/dynamic_tables.py)."""
@@ -107,7 +108,7 @@ class IdMapFit:
     lookup: Amount  # Amount: measured time over the least time for hashing all ids and reading their buckets.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemoryFit:
     """The memory that a process holds beyond the counted bytes, as measured."""
 
@@ -119,7 +120,7 @@ class MemoryFit:
     gaps: Amount  # Bytes that the allocator cannot reuse, for each byte of the largest temporary tensor.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Calibration:
     """The measurements of one device, or estimates scaled to it."""
 
@@ -287,7 +288,7 @@ TEXT = "\n".join(f"def f{i}(a, b={i}, *c):\n    x = [a + {i} for a in c if a > b
                  for i in range(40))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CpuRates:
     """The rates of a CPU with all threads; `op_s` is measured with one thread."""
 

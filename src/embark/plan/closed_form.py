@@ -5,9 +5,10 @@ import itertools
 import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 
+from embark.frozen import frozen
 from embark.model.placement import Cluster, Placement, Shard, TooLarge, all_table_bytes
 from embark.model.sharding import (
     MAX_GRID,
@@ -90,7 +91,7 @@ class CachedPlanner:
         return known
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Found:
     options: list[Option]
     ranks: list[Sequence[int]]  # The rank of each part of each table.

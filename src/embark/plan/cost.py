@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from embark.catalog import Catalog, Machine, Price
 from embark.catalog.pricing import POD_GRACE_S, PURCHASE_NAMES, Purchase, hourly_usd
+from embark.frozen import frozen
 from embark.model.placement import DENSE_STATES, all_table_bytes, shard_bytes
 from embark.model.work import dense_work_of
 from embark.plan.prediction import ASSUMPTIONS, Prediction
@@ -16,7 +17,7 @@ from embark.store.checkpoint_interval import steps_between_saves
 COST = ASSUMPTIONS["cost"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Failures:
     """The rate at which a run loses machines."""
 
@@ -30,7 +31,7 @@ class Failures:
         return 3600 / self.per_hour if self.per_hour else math.inf
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SaveBytes:
     """Bytes of a checkpoint: in all, and the most of a rank, a process and a host."""
 
@@ -40,7 +41,7 @@ class SaveBytes:
     host: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Saves:
     """The checkpoints of a run: their size, their interval, and the time they take."""
 
@@ -123,7 +124,7 @@ def _dense_bytes(spec: RunSpec) -> float:
     return dense_work_of(spec.model).num_values * 4 * (1 + DENSE_STATES[spec.train.dense_optimizer])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StartUp:
     """Seconds from the first that is paid to the first step."""
 
@@ -137,7 +138,7 @@ class StartUp:
         return self.boot_s + self.image_s + self.rendezvous_s + self.first_step_s
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunTime:
     """Expected seconds of the run."""
 
@@ -157,7 +158,7 @@ class RunTime:
                 + self.waiting_s)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bill:
     """The run, paid one way. None is an unknown price, never a price of zero."""
 

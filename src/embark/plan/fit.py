@@ -1,8 +1,9 @@
 """Fits of measured steps: what an engine adds to the floor, by least squares with nothing below zero."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 
+from embark.frozen import frozen
 from embark.model.placement import Placement, Shard
 from embark.model.work import dense_work_of
 from embark.plan.calibration import CPU, Calibration, CpuFit, EngineFit, MemoryFit, host_pace
@@ -26,7 +27,7 @@ UPLOAD_SHARE = 0.9  # The share of a step from which on it waits for its batch.
 PARTS = ("pooled", "layers", "ids", "largest")  # Kinds of temporary tensors whose memory is fitted.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Measurement:
     """One run of some steps in a process of its own."""
 
@@ -89,7 +90,7 @@ def fit_cpu(base: Calibration, measured: Sequence[Measurement], prior: EngineFit
     return CpuFit(*solve_non_negative(rows, [m.step_s for m in measured], prior=near))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Step:
     """A measured step, and the quantities that the fit multiplies by its coefficients."""
 

@@ -1,13 +1,14 @@
 """A run on the machine that plans it: whether it fits and how long a step takes, for nothing but time."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from embark.catalog import Gpu, load_catalog
 from embark.errors import UserError
 from embark.events.results import Tabular
 from embark.formatting import format_duration, pluralize
+from embark.frozen import frozen
 from embark.model.engine_selection import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
 from embark.model.placement import Cluster
 from embark.plan.calibration import Calibration, calibration_here, calibration_path, cpu_calibration, load_calibrations
@@ -19,7 +20,7 @@ from embark.spec import RunSpec
 UNKNOWN_GPU = "H200"  # Whose memory beside the tables an unknown GPU is taken to need.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LocalGpu:
     """A GPU of this machine, as its driver shows it."""
 
@@ -28,7 +29,7 @@ class LocalGpu:
     capability: tuple[int, int] | None = None  # CUDA capability; None where the driver does not say.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ThisMachine:
     """This machine, as `embark doctor` sees it."""
 
@@ -42,7 +43,7 @@ class ThisMachine:
         return f"{gpus}{self.num_cores:g} CPU cores, {self.host_bytes / GIB:,.1f} GiB"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LocalPlan(Tabular):
     """A spec on this machine, in as many ranks as it takes."""
 

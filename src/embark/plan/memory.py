@@ -1,8 +1,9 @@
 """Bytes that a run takes on the fullest rank and on a host, part by part: counted where the trainer's own buffers are
 known, measured where they are a library's."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from embark.frozen import frozen
 from embark.model.placement import (
     DENSE_STATES,
     Placement,
@@ -28,7 +29,7 @@ STEP_BYTES_PER_ID = 28  # A dynamic table's id: hash, slot, whether it is missin
 EXCHANGE_BYTES_PER_ID = 24  # … on several ranks: as it came and in order, its row for its rank and from each.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ByteCounts:
     """Bytes of a rank that follow from the spec. Activations are split into the parts of which a library holds a
     multiple."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import Any, Literal
 
 from embark.catalog import Machine, load_catalog, machine_of_place
@@ -12,6 +12,7 @@ from embark.catalog.regions import region_of
 from embark.errors import UserError, nearest
 from embark.events.results import Tabular
 from embark.formatting import format_duration, format_usd
+from embark.frozen import frozen
 from embark.model.placement import Planner
 from embark.plan.closed_form import CachedPlanner
 from embark.plan.cost import Bill
@@ -42,7 +43,7 @@ CAPACITY_NOTES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PlanRequest:
     """The options of a plan besides the spec."""
 
@@ -76,7 +77,7 @@ class PlanRequest:
 DEFAULT_REQUEST = PlanRequest()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MachinePlan(Tabular):
     """A spec planned for its machines."""
 
@@ -98,7 +99,7 @@ class MachinePlan(Tabular):
                 "workload": asdict(self.workload), **_estimate_dict(self.estimate), "nearest": alternatives}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CatalogPlan(Tabular):
     """A spec planned for every machine of the catalog."""
 

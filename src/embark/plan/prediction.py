@@ -1,10 +1,10 @@
 """What is predicted of a run on a number of machines: the values that memory, time, cost and verdict share."""
 
 import tomllib
-from dataclasses import dataclass
 from pathlib import Path
 
 from embark.catalog import Machine
+from embark.frozen import frozen
 from embark.model.placement import Cluster, Placement, all_table_bytes
 from embark.spec import RunSpec
 
@@ -13,7 +13,7 @@ ASSUMPTIONS: dict[str, dict[str, float]] = tomllib.loads(
     Path(__file__).with_name("assumptions.toml").read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Setup:
     """A spec on a number of machines of one type."""
 
@@ -38,7 +38,7 @@ class Setup:
         return f"{'one ' if self.num_nodes == 1 else ''}{self.title} ({self.num_ranks} x {self.machine.gpu.name})"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MemoryUse:
     """Bytes on the fullest rank, part by part."""
 
@@ -71,7 +71,7 @@ class MemoryUse:
         return f"a host needs {self.host_total / GIB:,.1f} GiB and has {self.host_limit / GIB:,.1f} available: {parts}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepTime:
     """Seconds of one step, part by part. Parts overlap as the engine allows; `total_s` is the result."""
 
@@ -85,7 +85,7 @@ class StepTime:
     basis: str  # A sentence on where the rates come from.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Prediction:
     """The predicted memory, time and cost of a run on a setup."""
 

@@ -9,7 +9,7 @@ with a server's.
 import math
 import tomllib
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from embark.events.results import Tabular
 from embark.export.quantize import TABLE_DTYPES, TableDtype, row_format
 from embark.export.write_version import MAX_SHARE
 from embark.formatting import format_usd, pluralize
+from embark.frozen import frozen
 from embark.model.work import dense_work_of
 from embark.plan.prediction import GIB
 from embark.plan.workload import resolve_data, trace_dense
@@ -38,7 +39,7 @@ HOURS_PER_MONTH = 730
 SCRATCH_BYTES = 0.5 * GIB  # Logs and temporary files.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServeCost:
     """Measured costs of `embark serve` on one core."""
 
@@ -51,7 +52,7 @@ class ServeCost:
     process_bytes: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServeRequest:
     """The traffic to plan for, and what answers it."""
 
@@ -69,7 +70,7 @@ class ServeRequest:
         return "spot" if self.spot else "on_demand"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServeOffer:
     """One type of machine with all replicas on it."""
 
@@ -83,7 +84,7 @@ class ServeOffer:
     why_not: str = ""  # It has no room, or no price.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TableMemory:
     """Memory of tables of one type, and the cheapest machines for it."""
 
@@ -93,7 +94,7 @@ class TableMemory:
     offer: ServeOffer | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServePlan(Tabular):
     """The number of replicas that are needed, and the machines and costs for them."""
 

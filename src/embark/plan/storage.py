@@ -1,11 +1,12 @@
 """What a run reads and writes each second, and which storage of the cloud gives it."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from embark.catalog import Catalog, Machine, Volume
 from embark.formatting import format_bytes
+from embark.frozen import frozen
 from embark.plan.cost import COST, Failures, Saves
 from embark.plan.prediction import Prediction, Setup
 from embark.plan.workload import Workload
@@ -17,7 +18,7 @@ GIB_PER_TIB = 1024
 Again = Literal["drawn", "memory", "disk", "storage"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StorageNeed:
     """The size and rates of storage that the run needs at its full rate."""
 
@@ -49,7 +50,7 @@ class StorageNeed:
         return self.object_gbyte_per_s / self.num_hosts
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StorageOffer:
     """A volume, of the size that the run needs of it."""
 

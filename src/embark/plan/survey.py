@@ -1,11 +1,12 @@
 """The complete catalog: every machine in every useful count, ranked, and the Pareto front."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from embark.catalog import Catalog, Machine, MachineFilter, Price, lowest_price, price_in, search_machines
 from embark.catalog.pricing import PURCHASES, Purchase
+from embark.frozen import frozen
 from embark.model.placement import all_table_bytes
 from embark.plan.cost import Bill, add_storage, bills, failures_of
 from embark.plan.predict import fits_without_tables
@@ -31,7 +32,7 @@ LEAST_GAIN = 0.02
 """A time shorter by less than this is no shorter: no prediction is that exact, and most are printed alike."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Estimate:
     """A run on a setup; without bills, need and offers where it does not fit."""
 
@@ -66,7 +67,7 @@ class Estimate:
         return None if bill is None else bill.total_usd
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Estimator:
     """Estimates one run on any machine, by `predict` and arithmetic."""
 
@@ -127,7 +128,7 @@ class Estimator:
         return "hours_between_failures" in self.spec.store.model_fields_set
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bounds:
     """Limits on an estimate."""
 
@@ -141,7 +142,7 @@ class Bounds:
         return self.budget_usd is None or (usd is not None and usd <= self.budget_usd)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Survey:
     """The machines of the catalog for a run."""
 

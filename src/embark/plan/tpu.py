@@ -2,10 +2,10 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from embark.catalog import Gpu
 from embark.errors import Mistake, SpecError, UserError
+from embark.frozen import frozen
 from embark.model.engine_selection import choose_precision
 from embark.model.jax_layout import (
     LINE_WIDTHS,
@@ -37,7 +37,7 @@ BATCHES_AHEAD = MAX_IN_FLIGHT + NUM_AHEAD + 1
 """Batches on a chip besides the one that is trained: the host may be 8 steps ahead, two wait, one is on its way."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChipMemory:
     """Bytes on one chip; all chips hold as much."""
 

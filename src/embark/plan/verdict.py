@@ -1,12 +1,13 @@
 """A plan's answer in one sentence: whether it fits, why, how long, how much; and the nearest setup that fits."""
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from embark.catalog import Machine
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase
 from embark.formatting import format_duration, format_usd, pluralize
+from embark.frozen import frozen
 from embark.model.placement import all_table_bytes
 from embark.plan.cost import Bill
 from embark.plan.prediction import GIB
@@ -29,7 +30,7 @@ MOST_RANKS = 1024  # Larger clusters of the same machine are tried up to this nu
 How = Literal["more machines", "a larger machine of the cloud", "the cheapest"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Alternative:
     """A setup that fits, and how it differs."""
 
@@ -37,7 +38,7 @@ class Alternative:
     estimate: Estimate
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Verdict:
     """Whether a run fits its setup, and the nearest that fit where it does not."""
 

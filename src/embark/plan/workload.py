@@ -3,13 +3,13 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from pydantic import TypeAdapter
 
 from embark.errors import UserError
+from embark.frozen import frozen
 from embark.model.steps import num_steps_of, steps_per_epoch
 from embark.model.work import TRACED, DenseWork, dense_work_of
 from embark.spec import RunSpec, to_toml
@@ -17,7 +17,7 @@ from embark.spec.features import with_bucket_tables
 from embark.spec.train import with_train_defaults
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DataSize:
     """The size of the data, counted where the spec cannot know it."""
 
@@ -27,7 +27,7 @@ class DataSize:
     source: str = "--samples"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Workload:
     """The work of a run, independent of the machine."""
 

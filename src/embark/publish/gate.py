@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from embark.events.drift import Drift, drift
 from embark.formatting import format_count, to_finite
+from embark.frozen import frozen
 from embark.publish.statistics import (
     F64,
     AucParts,
@@ -33,7 +34,7 @@ _NUM_SCORE_BINS = 10
 _LEAST_OF_EACH_LABEL = 20  # Needed in a slice whose AUC is tested.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GateSlice:
     """The rows that have one value of a feature."""
 
@@ -41,7 +42,7 @@ class GateSlice:
     rows: NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ColumnDrift:
     """The drift of a column of the rows."""
 
@@ -49,7 +50,7 @@ class ColumnDrift:
     drift: Drift
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EarlierGate:
     """The measurements at the time when the published version was published, on the rows of that time."""
 
@@ -82,7 +83,7 @@ class ScoredRows:
         return AucParts.of(self.label, self.candidate) if least >= _LEAST_OF_EACH_LABEL else None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GateTest:
     """A figure that must not exceed its bound."""
 
@@ -102,7 +103,7 @@ class GateTest:
         return f"{self.on}: {self.meaning} (bound {self.bound:g}{sure}; {format_count(self.num_samples)} rows)"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GateVerdict:
     """The gate's verdict on one version."""
 
@@ -155,7 +156,7 @@ def judge(rows: ScoredRows, bounds: PublishSpec) -> GateVerdict:
         on_all_rows=tuple(one for one in tests if one.on == ALL_ROWS))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _PendingTest:
     """A test before the number of tests is known."""
 

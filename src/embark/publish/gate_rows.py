@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from embark.events.drift import drift
 from embark.export.artifact import Artifact
 from embark.export.reference import ColumnBins, Reference, encoded_rows
 from embark.features.encoding import RowEncoder
+from embark.frozen import frozen
 from embark.publish.gate import ColumnDrift, EarlierGate, GateSlice, ScoredRows
 from embark.publish.statistics import F64
 from embark.run.feature_metrics import feature_names, slices_of
@@ -29,7 +29,7 @@ _CHUNK_ROWS = 8_192
 _NEWS = 4  # Bins of two popular ids that others replace: that happens, and a fault moves most bins.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GateRows:
     """Labelled rows in memory."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -34,6 +34,7 @@ from embark.export.delta import PARENT, identity_of
 from embark.export.export_run import export_uri, read_contents
 from embark.export.write_version import CHECKPOINT, CHECKPOINT_TIME, WRITTEN_OVER, write_version
 from embark.formatting import to_finite
+from embark.frozen import frozen
 from embark.publish.gate import GateVerdict, earlier_gate, judge, to_record
 from embark.publish.gate_rows import GateRows, open_gate_rows
 from embark.spec.serve import PublishSpec
@@ -45,7 +46,7 @@ from embark.trainers import build_index
 POLL_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PublishResult:
     """The result of publishing a checkpoint."""
 
@@ -65,7 +66,7 @@ class PublishResult:
     gate_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CheckResult:
     """The gate's verdict on a checkpoint that is not published."""
 

@@ -6,17 +6,18 @@ Each test says by how many standard errors a figure is beyond its bound: what ch
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.frozen import frozen
+
 F64 = NDArray[np.float64]
 _LEAST_PROBABILITY = 1e-7
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Estimate:
     """A figure and its standard error."""
 
@@ -35,7 +36,7 @@ def critical(false_alarm_rate: float, num_tests: int) -> float:
     return NormalDist().inv_cdf(1 - false_alarm_rate / max(1, num_tests))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AucParts:
     """DeLong's structural components (https://doi.org/10.2307/2531595): the share of negatives below each positive, and
     the share of positives above each negative."""
@@ -81,7 +82,7 @@ def loss_increase(before: F64, now: F64) -> Estimate:
     return Estimate(float(difference.mean()) / base, float(difference.std(ddof=1)) / math.sqrt(len(now)) / base)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LabelCount:
     """A number of labels beside the number that predictions expect; its square root is nearly normal, even for few."""
 

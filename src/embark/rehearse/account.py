@@ -1,12 +1,12 @@
 """Rehearses the rendered scripts in a simulated cloud account, which the distribution `embark-cloudsim` provides."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from embark.errors import MissingPackage
+from embark.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepResult:
     """The result of a step, with the command that a program refused if one did."""
 
@@ -18,7 +18,7 @@ class StepResult:
     error: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AccountRehearsal:
     """All steps from an empty account to a trained or served model and back."""
 
@@ -35,7 +35,7 @@ class AccountRehearsal:
         return all(step.is_ok for step in self.steps) and not self.paid
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Record:
     """A command and how it ended."""
 
@@ -47,7 +47,7 @@ class Record:
     at: float  # Seconds on the account's clock.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AccountReport:
     """The commands that an account has answered, and what is left in it."""
 

@@ -4,7 +4,6 @@ import re
 import shutil
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +14,7 @@ from cloudsim.account import ARTIFACT_BYTES
 from cloudsim.session import NEVER_ENDED, AccountSession
 from embark.catalog import load_catalog
 from embark.errors import UserError
+from embark.frozen import frozen
 from embark.lint.rendered import render_folder
 from embark.rehearse.account import AccountRehearsal, StepResult
 from embark.rehearse.headline import find_headline
@@ -45,7 +45,7 @@ STEP_LIMIT_S = 3600.0  # Time limit on this computer.
 ENVIRONMENT = {"PROJECT": "your-project", "EMAIL": "you@example.com"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Step:
     """Commands that belong together."""
 

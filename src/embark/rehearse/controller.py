@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from embark.errors import UserError
 from embark.events.events import LineSplitter, parse_event, read_blocks
+from embark.frozen import frozen
 from embark.kubernetes.failure_policies import Decision, FailurePolicy, PodEnd
 from embark.kubernetes.pods import Pod
 from embark.launch.backend import split_rank
@@ -20,7 +21,7 @@ from embark.rehearse.workload import Workload
 from embark.store.run_dir import EVENTS
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Resume:
     """One resumption of the run."""
 
@@ -108,7 +109,7 @@ _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Fault:
     """A fault that is injected into one pod."""
 
@@ -159,7 +160,7 @@ END_S = 5.0  # Time for the last lines of pods that were killed.
 Finish = Literal["succeeded", "failed", "too long"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Observer:
     """Receives output and notes as they come."""
 
@@ -167,7 +168,7 @@ class Observer:
     note: Callable[[str], None]  # Receives sentences about the controller's actions and the pods.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Outcome:
     """Everything that happened in a rehearsal."""
 

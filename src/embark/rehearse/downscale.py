@@ -7,9 +7,10 @@ import copy
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from embark.frozen import frozen
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, rows
 from embark.kubernetes.pods import Mount, Pod
 from embark.lint.pods import Launch, launch_of_argv
@@ -34,7 +35,7 @@ PRICE_VARIABLE = "EMBARK_USD_PER_HOUR"
 _NPROC_VARIABLES = ("PET_NPROC_PER_NODE", "NPROC_PER_NODE")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Change:
     """One difference from the cluster."""
 
@@ -46,7 +47,7 @@ class Change:
         return f"{self.what}: {self.there} → {self.here}" if self.there else f"{self.what}: {self.here}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RehearsedRun:
     """The run that the pods train, if they train one of Embark's."""
 
@@ -60,7 +61,7 @@ class RehearsedRun:
         return f"{self.spec.store.root.rstrip('/')}/{self.spec.name}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Downscaled:
     """A job that fits this machine."""
 

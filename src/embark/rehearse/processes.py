@@ -12,19 +12,20 @@ import sysconfig
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 
 from embark.errors import UserError
+from embark.frozen import frozen
 from embark.kubernetes.pods import POD_IP, Mount, Names, Pod
 from embark.launch.shell import LineStream
 from embark.rehearse.downscale import Change
 from embark.render.command import SPEC_VARIABLE
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Start:
     """One start of a pod's container."""
 

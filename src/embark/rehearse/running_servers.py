@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from embark.formatting import to_one_line
+from embark.frozen import frozen
 from embark.kubernetes.objects import Objects, at
 from embark.kubernetes.pods import Pod, PodIdentity, main_container, make_pod
 from embark.rehearse.controller import Observer
@@ -21,7 +22,7 @@ from embark.render.targets.endpoints import ARTIFACT, READY
 READY_S = 300.0  # Of this machine's clock; the account's stands still meanwhile.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Server:
     kubelet: Kubelet
     processes: Processes

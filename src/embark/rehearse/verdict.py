@@ -2,10 +2,10 @@
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
 from embark.errors import ExitCode
 from embark.formatting import format_duration, format_float, join_words, pluralize
+from embark.frozen import frozen
 from embark.kubernetes.pods import Pod
 from embark.lint.rule import Finding
 from embark.rehearse.controller import Outcome
@@ -19,7 +19,7 @@ _NO_SUCH_NAME = ("not-indexed", "endpoint-not-a-pod-name", "service-not-given", 
 KILLED = 137  # 128 and SIGKILL.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Case:
     """A finished rehearsal to explain."""
 
@@ -35,7 +35,7 @@ class Case:
         return self.workload.trainers
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Check:
     """One condition of a good rehearsal."""
 
@@ -44,7 +44,7 @@ class Check:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Verdict:
     """Whether the rehearsal passed, and if not why."""
 

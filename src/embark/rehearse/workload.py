@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from embark.frozen import frozen
 from embark.kubernetes.failure_policies import (
     Decision,
     FailurePolicy,
@@ -136,7 +137,7 @@ NODE = "node"  # The replicated job and the container that Trainer looks for.
 _OWN = ("PET_NNODES", "PET_NPROC_PER_NODE", "PET_NODE_RANK", "PET_MASTER_ADDR", "PET_MASTER_PORT")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cause:
     """Why a job is refused or fails, the fix, and the line that shows it, if one does."""
 
@@ -145,7 +146,7 @@ class Cause:
     evidence: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Workload:
     """A job and everything that its controller would make."""
 

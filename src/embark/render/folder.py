@@ -5,11 +5,12 @@ import hashlib
 import json
 import stat
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 from typing import Literal
 
 from embark.errors import UserError
+from embark.frozen import frozen
 from embark.spec import RunSpec
 from embark.store.atomic_file import scratch_for
 
@@ -18,7 +19,7 @@ SPEC = "run.toml"
 State = Literal["new", "same", "changed", "edited", "left over"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class File:
     """One file to hand over."""
 
@@ -32,7 +33,7 @@ class File:
         return self.data or self.text.encode()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Record:
     """The entries of the folder's `RECORD` about its last rendering."""
 
@@ -43,7 +44,7 @@ class Record:
     checksums: dict[str, str] = field(default_factory=dict)  # Each file as it was last written, by path.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FolderSpec:
     """The spec of a folder, as its next rendering writes it."""
 
@@ -54,7 +55,7 @@ class FolderSpec:
     settings: tuple[str, ...]  # The lines that `--set` adds to the folder's own spec.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FileChange:
     """A file of the folder, of the rendering, or of both."""
 
@@ -67,7 +68,7 @@ class FileChange:
     is_binary: bool = field(default=False, repr=False)  # Packed, not edited: it is always replaced, and not recorded.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FolderReport:
     """A folder after a rendering, or as a rendering would change it."""
 

@@ -18,6 +18,7 @@ from embark.catalog.machine import Fabric, Gpu, Origin, Reserve
 from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.catalog.regions import default_zone, place_mistakes
 from embark.errors import ExitCode, Mistake, SpecError, UserError
+from embark.frozen import frozen
 from embark.kubernetes.names import INSTANCE, dns_label, object_label
 from embark.render.serving import (
     SERVE_TARGETS,
@@ -84,7 +85,7 @@ class Setting(NamedTuple):
     why: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Exit:
     """The action of a controller when a process ends with this code."""
 
@@ -100,7 +101,7 @@ EXITS = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bucket:
     """A bucket, or a container of Azure, that the run reads or writes."""
 
@@ -114,7 +115,7 @@ class Bucket:
         return f"{self.scheme}://{self.name}" + (f"/{self.prefix}" if self.prefix else "")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Location:
     """Region, zone, cluster and node pool of a job."""
 

@@ -2,11 +2,11 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from embark.catalog import Quota, load_catalog
 from embark.events.metrics import METRICS, TRAINING_GROUPS
 from embark.events.monitoring import IDLE_MINUTES, IDLE_PERCENT, alert_rules, alerts, dashboard_text
+from embark.frozen import frozen
 from embark.kubernetes.names import COMPLETION_INDEX, REPLICA_INDEX
 from embark.render.folder import File
 from embark.render.job import POD_TARGETS, Job
@@ -94,7 +94,7 @@ def budget_usd(job: Job) -> int:
     return int(math.ceil(total / step) * step)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CloudQuota:
     """A quota that `gcloud beta quotas info list` shows, with the zone or region and the dimension that count."""
 

@@ -5,12 +5,13 @@ The values and their reasons stand in settings.toml; here is how they meet a job
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from embark.catalog.pricing import POD_GRACE_S
+from embark.frozen import frozen
 from embark.render.job import Job, Setting
 from embark.render.shell_text import render_template
 
@@ -18,7 +19,7 @@ MAX_THREADS = 16
 TOPOLOGY_PATH = "/etc/embark/topology.xml"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FabricNeeds:
     """The requirements of a fabric on the pod that uses it, besides settings."""
 

@@ -12,12 +12,12 @@ import pprint
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embark.catalog import load_catalog
+from embark.frozen import frozen
 from embark.render.folder import File
 from embark.render.job import SCHEMES, Job
 from embark.render.yaml_text import header, nest, plain, yaml_part
@@ -146,7 +146,7 @@ def _environment() -> jinja2.Environment:
     return environment
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Step:
     """Commands that create something once, and the one that succeeds if it already exists."""
 

@@ -9,10 +9,11 @@ put in quotes, so any text reads back as itself. There are no anchors and no tag
 import re
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
 from typing import Any
+
+from embark.frozen import frozen
 
 WIDTH = 110
 _LOOKS_LIKE_ANOTHER_TYPE = re.compile(
@@ -23,7 +24,7 @@ _MARKER = "#embark-comment-"
 _MARKED = re.compile(rf"(?P<lead>[ :-]*)'{_MARKER}(?P<number>\d+)'(?P<is_key>: null)?")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Noted:
     """A value with a comment above it."""
 

@@ -3,7 +3,7 @@ tables on each rank."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import numpy as np
@@ -25,6 +25,7 @@ from embark.formatting import (
     format_usd,
     pluralize,
 )
+from embark.frozen import frozen
 from embark.report.context import RunContext
 from embark.report.document import Bar, Bars, BarSegment, Block, Folded, Gallery, Key, Picture, Table, Words
 from embark.report.figures import phase_means, placement_of, prediction_of, rank_times
@@ -124,7 +125,7 @@ def _dots(stroke: Stroke) -> list[tuple[float, float]]:
     return [*known[:-1][::every], *known[-1:]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LearningCurve:
     """A curve that is shown, and how its figures are formatted."""
 

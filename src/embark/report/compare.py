@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Literal
 
 from embark.errors import UserError
@@ -20,6 +20,7 @@ from embark.formatting import (
     pluralize,
     to_finite,
 )
+from embark.frozen import frozen
 from embark.report.charts import format_time, overlaid
 from embark.report.context import RunContext, State, read_run
 from embark.report.document import Code, Document, Table, Tile, Tone, Words, sections_with_something
@@ -40,7 +41,7 @@ _DRAWN_BY = re.compile(r"model\.(num_dense|num_tables|rows_per_table|tables\..+\
 Values = Mapping[str, float | None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ComparedRun:
     """A run of a comparison, with its figures."""
 
@@ -52,7 +53,7 @@ class ComparedRun:
     context: RunContext = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """A quantity that runs are compared by."""
 
@@ -79,7 +80,7 @@ ROWS = (
 _BY_NAME = {row.name: row for row in ROWS}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SpecDifference:
     """A field that is not the same in all specs, and its value in each."""
 
@@ -87,7 +88,7 @@ class SpecDifference:
     values: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Comparison(Tabular):
     """The comparison of several runs: the better one, and why."""
 

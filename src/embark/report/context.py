@@ -18,6 +18,7 @@ from embark.events.spending import Interruption, Spending
 from embark.events.summary import outcome_sentence, resume_hint
 from embark.events.traffic import WINDOW_S
 from embark.formatting import format_count, format_duration, to_one_line
+from embark.frozen import frozen
 from embark.report.record import Record, read_record
 from embark.report.run_files import LAUNCH_LOG, RunFiles
 from embark.spec import parse_spec
@@ -37,7 +38,7 @@ MAX_DIAGNOSED_BYTES = 64 << 20
 Warn = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Liveness:
     """The state of a run, and when it last gave a sign of life."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from typing import Literal
@@ -12,12 +11,13 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from embark.formatting import strip_control_chars
+from embark.frozen import frozen
 
 Tone = Literal["", "good", "warn", "bad", "live"]
 GENERATOR = "Embark report"  # Marks a file as a report of Embark.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Words:
     """A paragraph."""
 
@@ -26,14 +26,14 @@ class Words:
     is_small: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Code:
     """Commands to copy."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tile:
     """A number that is looked at first."""
 
@@ -43,7 +43,7 @@ class Tile:
     tone: Tone = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Table:
     """Rows of text."""
 
@@ -54,7 +54,7 @@ class Table:
     tones: tuple[Tone, ...] = ()  # Tones of the rows, where they have any.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Key:
     """The meaning of a colour or a sign."""
 
@@ -62,7 +62,7 @@ class Key:
     words: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Picture:
     """A curve."""
 
@@ -71,7 +71,7 @@ class Picture:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gallery:
     """Pictures side by side where there is room."""
 
@@ -79,7 +79,7 @@ class Gallery:
     keys: tuple[Key, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BarSegment:
     """A segment of a bar, both ends from 0 to 1."""
 
@@ -89,7 +89,7 @@ class BarSegment:
     tooltip: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bar:
     """A row of bars: its name, its segments, its figure."""
 
@@ -99,7 +99,7 @@ class Bar:
     tone: Tone = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bars:
     """Bars under one title."""
 
@@ -109,7 +109,7 @@ class Bars:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Folded:
     """Blocks that few readers need, folded away."""
 
@@ -120,7 +120,7 @@ class Folded:
 Block = Words | Code | Table | Gallery | Bars | Folded
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Section:
     """A chapter of a report."""
 
@@ -128,7 +128,7 @@ class Section:
     blocks: tuple[Block, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Document:
     """A complete report."""
 

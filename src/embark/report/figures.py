@@ -1,7 +1,6 @@
 """Figures of a run as plain values, which the page shows as JSON and the report as bars, tables and charts."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,6 +8,7 @@ import numpy as np
 from embark.events.metrics import DYNAMIC_METRICS, metric
 from embark.events.plotting import Floats
 from embark.formatting import to_finite, to_one_line
+from embark.frozen import frozen
 from embark.report.record import PHASES, Record, gpus_of, slow_ranks
 from embark.report.rows import Rows
 
@@ -31,7 +31,7 @@ MACHINE_CHARTS = (
 """Key, title, unit, and the lines: what is measured, and a word for it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RowsChart:
     """A chart of a run's measurements: which columns of which rows it draws."""
 

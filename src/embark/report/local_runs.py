@@ -2,18 +2,18 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
 from embark.errors import UserError
+from embark.frozen import frozen
 from embark.report.context import State, read_run
 from embark.report.run_files import find_runs
 from embark.store import RunDir, find_run
 from embark.store.lease import TTL_S, acquire, current_holder
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LocalRun:
     """A run on this machine: its state, figures and size."""
 
@@ -29,7 +29,7 @@ class LocalRun:
     held_by: str = ""  # The process that trains it.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LocalRuns:
     """The runs of a directory, the newest first."""
 

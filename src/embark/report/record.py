@@ -4,7 +4,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +16,7 @@ from embark.events.quality import Quality
 from embark.events.spending import Attempt, Interruption, Spending, attempts, interruptions, spending
 from embark.events.traffic import TrafficRecord
 from embark.formatting import strip_control_chars, to_finite
+from embark.frozen import frozen
 from embark.report.rows import Rows
 from embark.report.run_files import RunFiles, Tail
 from embark.store.run_dir import EVENTS
@@ -37,7 +37,7 @@ _MILESTONES = frozenset({"begin", "start", "plan", "predict", "note", "eval", "s
 _NEWEST = frozenset({"save", "end", "error", "interrupt", "plan", "predict"})
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Save:
     """A checkpoint, when it was written."""
 

@@ -1,7 +1,6 @@
 """The report of one run, and the files it is written to."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
+from embark.frozen import frozen
 from embark.report.charts import (
     capitalize,
     faults,
@@ -276,7 +276,7 @@ def _sentence(text: str) -> str:
     return text if text.endswith((".", "!", "?")) or not text else f"{text}."
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WrittenReport:
     """The address of a run's report, and its summary."""
 

@@ -2,11 +2,11 @@
 command means."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from embark.errors import UserError, nearest
 from embark.events.events import LineSplitter
+from embark.frozen import frozen
 from embark.launch.run_registry import list_runs
 from embark.launch.supervisor import LOG
 from embark.store import open_store, run_uri
@@ -22,7 +22,7 @@ REMOTE_BLOCK_BYTES = 8 << 20  # Larger blocks for object stores, where each bloc
 _CHECKED_BYTES = 64
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogFile:
     """A log of a run, named relative to the run."""
 
@@ -150,7 +150,7 @@ def _remote_finder(uri: str) -> Finder:
     return lambda: found
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NewLines:
     """The result of one call of `look`."""
 

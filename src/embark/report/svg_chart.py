@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -13,9 +12,10 @@ from markupsafe import Markup
 
 from embark.events.plotting import Axis
 from embark.formatting import strip_control_chars
+from embark.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Stroke:
     """A line of an SVG chart, with a gap where a value is no number."""
 
@@ -27,7 +27,7 @@ class Stroke:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Dot:
     """A mark of an SVG chart at a value."""
 
@@ -37,7 +37,7 @@ class Dot:
     words: str  # Text that is shown when one points at it.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Rule:
     """A straight line across an SVG chart, or a small mark at its foot: something that happened."""
 

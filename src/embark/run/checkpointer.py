@@ -5,12 +5,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from embark.errors import EmbarkError, Fault, RunInUse, UserError
 from embark.events import plan_text
+from embark.frozen import frozen
 from embark.run.logger import RunLogger
 from embark.run.trainer import Ranks
 from embark.run.training_data import TrainingData
@@ -83,7 +83,7 @@ Gather = Callable[[Any], list[Any]]
 """Returns every rank's value, on every rank, over a channel that training does not use: a thread calls it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Saved:
     """The result of a save, the same on every rank except for the times."""
 

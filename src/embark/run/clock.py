@@ -7,14 +7,15 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from embark.frozen import frozen
 
 TICK_S = 0.2
 MAX_WINDOWS = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepCounters:
     """The counters of one rank since it began."""
 

@@ -5,20 +5,21 @@ The state is part of every checkpoint, so that a resumed run decides as an undis
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 from embark.data import SampleSource
 from embark.errors import UserError
 from embark.events.metrics import metric
 from embark.formatting import format_float, pluralize
+from embark.frozen import frozen
 from embark.run.trainer import Ranks
 from embark.spec import TrainSpec
 from embark.store import Checkpoint, RunDir
 from embark.store.checkpoint_store import EARLY_STOPPING
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BestSoFar:
     """The results of the evaluations up to `step`, as commit records and the end event contain them."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -13,6 +13,7 @@ from embark.data import open_source
 from embark.data.evaluation_rows import EvaluationRows, open_rows
 from embark.errors import EmbarkError
 from embark.events.results import Tabular
+from embark.frozen import frozen
 from embark.run.evaluation import Evaluation
 from embark.run.resolve import resolve_evaluation
 from embark.run.trainer import Trainer, TrainerBackend, World
@@ -22,7 +23,7 @@ from embark.store import RunDir
 from embark.store.checkpoint_inspect import TrainedRun
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class EvaluationResult(Tabular):
     """The metrics of one checkpoint on some rows."""
 
@@ -55,7 +56,7 @@ class EvaluationResult(Tabular):
         return [{**where, **metrics}]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LoadedRun:
     """A trainer with the weights of a checkpoint."""
 

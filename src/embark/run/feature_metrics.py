@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import NormalDist, fmean, stdev
 from typing import Any
 
@@ -26,6 +26,7 @@ from embark.data.permuted_rows import RowsInMemory, dense_groups
 from embark.data.task_labels import main_label
 from embark.errors import DataError, UserError
 from embark.events.results import Tabular
+from embark.frozen import frozen
 from embark.run.evaluate_run import LoadedRun, loaded
 from embark.run.evaluation import Evaluation
 from embark.run.trainer import TrainerBackend
@@ -39,7 +40,7 @@ METHOD = (f"permutation importance: each feature permuted among the rows of one 
           "for several features")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Estimate:
     """A mean and its 95% interval."""
 
@@ -52,7 +53,7 @@ class Estimate:
         return self.low <= 0 <= self.high
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FeatureImportance:
     """The loss of quality of the predictions without one feature."""
 
@@ -63,7 +64,7 @@ class FeatureImportance:
     auc_drop: Estimate
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ImportanceResult(Tabular):
     """All features, the most important by log loss first."""
 
@@ -186,7 +187,7 @@ def _positions(rows: EvaluationRows) -> list[tuple[int, int]]:
 NUM_RANGES = 10  # Ranges of a dense feature, with as many rows each as its values allow.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RowSlice:
     """Positions of the rows of a slice."""
 

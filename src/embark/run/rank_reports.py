@@ -3,10 +3,10 @@
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from embark.events.system import SystemSampler
+from embark.frozen import frozen
 from embark.run.clock import Clock, StepCounters
 from embark.run.evaluation import Trouble
 from embark.run.logger import RunLogger
@@ -43,7 +43,7 @@ class StepProfiler(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RankReport:
     """The measurements of one rank at a logged step."""
 

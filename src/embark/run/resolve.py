@@ -5,12 +5,12 @@ Training, evaluation, tuning and a finished run begin here. Nothing behind it re
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from embark.data import SampleSource, open_training_source, resolve_from_data
 from embark.errors import Mistake, SpecError, conflict
 from embark.features.numbers import CODES
+from embark.frozen import frozen
 from embark.model.steps import num_steps_of, steps_per_epoch
 from embark.run.identity import Identity, identity_of
 from embark.run.trainer import World
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from embark.data.prepared.source import Allocate
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ResolvedRun:
     """A run as it is trained."""
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from embark.frozen import frozen
 from embark.run.budget import BudgetGuard
 from embark.run.preemption_notices import NoticeWatch
 from embark.run.signals import NAMES, StopSignals
@@ -11,7 +10,7 @@ from embark.run.trainer import Ranks
 from embark.store.lease import Lease
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Decision:
     """The next action of the run, the same on every rank."""
 

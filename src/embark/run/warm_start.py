@@ -7,12 +7,12 @@ that the old tables do not have keep their initial values.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from embark.data.prepared.cache import read_manifest
 from embark.data.prepared.manifest import EARLIER
 from embark.errors import UserError
+from embark.frozen import frozen
 from embark.spec import RunSpec
 from embark.spec.run import DATA, KEY
 from embark.spec.train import SIZES
@@ -24,7 +24,7 @@ MAX_SHOWN = 8
 Size = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WarmStarted:
     """A description of the weights that a run began with."""
 
@@ -35,7 +35,7 @@ class WarmStarted:
     num_fresh_rows: int  # Rows with initial values.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WarmStart:
     """The run that `train.warm_start` names."""
 

@@ -11,7 +11,6 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sized
 from contextlib import asynccontextmanager, contextmanager, suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -26,6 +25,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import ArtifactInfo, short_identity
+from embark.frozen import frozen
 from embark.serve.batcher import Batcher, Overloaded
 from embark.serve.infer_protocol import (
     EXTENSIONS,
@@ -50,7 +50,7 @@ IDENTITY = "Embark-Identity"  # Header of an answer: the content of the version 
 _log = logging.getLogger("embark.serve")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ServeLimits:
     """Limits on requests, and settings for batching them."""
 

@@ -11,10 +11,10 @@ import stat
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from embark.errors import UserError
+from embark.frozen import frozen
 
 MAX_CONNECTIONS = 2_048
 GRACE_S = 0.5  # After SIGTERM: handshakes that have begun are finished, and an open connection may send its request.
@@ -22,7 +22,7 @@ TOKEN = "EMBARK_SERVE_TOKEN"
 _SO_ATTACH_FILTER = 26
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Endpoint:
     """The address, ports and certificate of a server."""
 
@@ -55,7 +55,7 @@ class Endpoint:
         return chain, key
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Listening:
     """Describes a server that accepts requests."""
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embark.features.schema import TIME_ROWS, Schema
+from embark.frozen import frozen
 from embark.serve.outputs import Output, answer_of, outputs_of, tensors_of
 from embark.serve.raw_tensors import RawLayout, RawTensors
 from embark.serve.request_rows import JsonColumns, Scores, TensorColumns, check_shared
@@ -40,7 +41,7 @@ def _tensor(name: str, datatype: str, *, is_list: bool = False) -> dict[str, Any
     return {"name": name, "datatype": datatype, "shape": [-1, -1] if is_list else [-1]}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InferRequest:
     """An inference request."""
 

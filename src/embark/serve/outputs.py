@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.frozen import frozen
 from embark.spec.model import ModelSpec
 
 SCORE = "score"
 Row = float | tuple[float, ...]  # One score, or all outputs of all tasks.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Output:
     """One output of a model: its name, and where its numbers stand in a row of scores."""
 

@@ -7,7 +7,6 @@ import sys
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import date, datetime
 from decimal import Decimal
 from functools import lru_cache
@@ -23,6 +22,7 @@ from embark.errors import DataError, EmbarkError, UserError, nearest
 from embark.export.artifact import open_artifact, open_versions
 from embark.features.arrow.row_parser import RowParser, json_array
 from embark.formatting import pluralize
+from embark.frozen import frozen
 from embark.serve.outputs import outputs_of
 from embark.serve.request_rows import RequestColumns, RequestScorer, TensorColumns
 from embark.store.checkpoint_inspect import find_trained
@@ -125,7 +125,7 @@ def _exported(run: str, step: int, mark: str) -> RequestScorer:
         return RequestScorer(artifact, open_on_cpu(artifact, written.model_file).score)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Portion(RequestColumns):
     """Some of the rows."""
 

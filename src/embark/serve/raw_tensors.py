@@ -4,7 +4,6 @@ are alike."""
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,10 +12,11 @@ from numpy.typing import NDArray
 from embark.features.arrow.row_parser import RowParser, number_columns
 from embark.features.rows import NumberRows
 from embark.features.schema import Schema
+from embark.frozen import frozen
 from embark.serve.request_rows import RequestColumns, TensorColumns, repeated
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Location:
     """The position of a tensor in the bytes of a request."""
 
@@ -25,7 +25,7 @@ class _Location:
     num_rows: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Run:
     """Tensors of the same type and length, one behind the other."""
 
@@ -40,7 +40,7 @@ class _Run:
             self.num_columns, self.num_rows)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RawLayout:
     """The positions of tensors, for all requests with tensors of the same names, types and shapes, in the same
     order."""
@@ -98,7 +98,7 @@ def _runs(locations: Mapping[str, _Location], names: Sequence[str], dtype: str) 
         range(columns[0], columns[-1] + 1)) else columns, len(columns)) for first, columns in found)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RawTensors(RequestColumns):
     """The cells of a request whose layout is known."""
 

@@ -17,6 +17,7 @@ from embark.errors import DataError, EmbarkError, Fault
 from embark.export.artifact import Artifact
 from embark.features.arrow.row_parser import Location, RowParser, json_array
 from embark.features.rows import NumberRows, RawRows
+from embark.frozen import frozen
 from embark.serve.outputs import Row
 from embark.serve.score_file import NOT_FINITE
 
@@ -80,7 +81,7 @@ class RequestColumns(ABC):
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorColumns(RequestColumns):
     """A column for each tensor of a request."""
 
@@ -109,7 +110,7 @@ class TensorColumns(RequestColumns):
         found = self.columns[name]
         return repeated(found, self.num_rows) if name in self.shared else found
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JsonColumns(RequestColumns):
     """Rows of JSON; a row without a cell of its own has that of `user`."""
 
@@ -130,7 +131,7 @@ class JsonColumns(RequestColumns):
             return _cells([row.get(name, self.user[name]) for row in self.rows], name, parser)
         return repeated(_cells([self.user[name]], name, parser), len(self.rows))
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JoinedColumns(RequestColumns):
     """The rows of several requests."""
 

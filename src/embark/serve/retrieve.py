@@ -4,7 +4,6 @@ one version."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ from embark.errors import DataError, EmbarkError
 from embark.export.artifact import Artifact
 from embark.export.item_values import StoredValues
 from embark.features.rows import RawRows
+from embark.frozen import frozen
 from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.spec.model import CANDIDATE
 from embark.spec.two_tower import is_item_table
@@ -39,7 +39,7 @@ class RetrieveRequest(BaseModel):
         return len(self.users)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RetrieveResponse:
     """The items of each user, best first; None for a user that cannot be read."""
 

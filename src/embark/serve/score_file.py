@@ -23,6 +23,7 @@ from embark.features.arrow.cells import as_utf8, is_text, normalize_array
 from embark.features.arrow.row_parser import Location, RowParser
 from embark.features.rows import MAX_QUOTED, RawRows
 from embark.features.schema import Schema
+from embark.frozen import frozen
 from embark.serve.outputs import outputs_of
 from embark.spec.data import PrepareSpec
 
@@ -30,7 +31,7 @@ NOT_FINITE = "the score is not finite: a dense value is too large"
 _CHUNK_BYTES = 8 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScoreResult:
     """The result of scoring a file."""
 

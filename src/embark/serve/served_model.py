@@ -7,13 +7,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 from embark.errors import DataError, EmbarkError
 from embark.export.artifact import Artifact, VersionId
 from embark.formatting import pluralize
+from embark.frozen import frozen
 from embark.serve.infer_protocol import metadata
 from embark.serve.request_rows import OnRows, RequestColumns, RequestScorer, Scores
 from embark.serve.retrieve import RetrieveRequest, RetrieveResponse
@@ -21,7 +21,7 @@ from embark.serve.retrieve import RetrieveRequest, RetrieveResponse
 NUM_RECORDED, MAX_RECORDED_ROWS, RECORD_EVERY_S = 16, 1_024, 1.0  # Requests kept in memory, and their rows.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VersionChange:
     """Another version became current: it is active now, or it was rejected."""
 

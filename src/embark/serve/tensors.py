@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ import pyarrow as pa
 from embark.features.arrow.cells import as_text
 from embark.features.arrow.row_parser import json_array
 from embark.features.schema import Schema
+from embark.frozen import frozen
 from embark.serve.request_rows import TensorColumns
 
 DTYPES = {"BOOL": "u1", **{f"{kind}{bits}": f"<{letter}{bits // 8}" for kind, letter, sizes in (
@@ -23,7 +23,7 @@ BYTES = "BYTES"
 _MAX_EMPTY_ROWS = 1 << 16  # Limit for a tensor whose shape says rows and no values: its data do not bound them.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Tensor:
     """An input tensor of a request."""
 

@@ -13,7 +13,6 @@ import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from prometheus_client.core import Metric
 
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import VersionId
+from embark.frozen import frozen
 from embark.serve.app import ModelServer, ServeLimits
 from embark.serve.http_server import serve_requests
 from embark.serve.request_rows import RequestScorer
@@ -98,7 +98,7 @@ class ProcessChannel:
 CALL_S = 30.0  # Longest wait for what another process answers at once.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WorkerSettings:
     """Settings that all processes of a server share."""
 

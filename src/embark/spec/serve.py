@@ -1,11 +1,11 @@
 """`[serve]` and `[publish]`: how an exported model is deployed, and where versions go while it trains."""
 
-from dataclasses import dataclass
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from embark.errors import UserError
+from embark.frozen import frozen
 from embark.spec.place import IDENTITY, LABEL
 from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
 
@@ -107,7 +107,7 @@ DeviceKind = Literal["auto", "cpu", "cuda"]
 Precision = Literal["fp32", "tf32", "bf16"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ScoringDevice:
     """The device that a model is served from, and how its dense layers are computed there."""
 

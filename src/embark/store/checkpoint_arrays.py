@@ -10,7 +10,6 @@ rows it needs, and nothing that is read can run code.
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -18,6 +17,7 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
 from embark.errors import Fault, UserError
+from embark.frozen import frozen
 from embark.store.checkpoint_store import ChecksumWriter
 from embark.store.object_store import ObjectStore, for_each_parallel
 
@@ -31,7 +31,7 @@ Array = NDArray[Any]
 Size = Annotated[int, Field(strict=True, ge=0)]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ChunkEntry:
     """A box of a tensor, and its bytes in a file."""
 
@@ -42,7 +42,7 @@ class ChunkEntry:
     bytes: Size
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorEntry:
     """A tensor and the chunks it was saved in."""
 
@@ -76,7 +76,7 @@ class TensorEntry:
         return np.dtype("float32" if self.dtype == "bfloat16" else self.dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Index:
     """All tensors of a checkpoint, by name."""
 
@@ -111,7 +111,7 @@ def read_index(text: bytes, where: str) -> Index:
                 fix="it was damaged, or another program wrote it: use another checkpoint")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorChunk:
     """A box of a tensor, on the host, to be written."""
 

@@ -2,11 +2,11 @@
 
 import tomllib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from embark.frozen import frozen
 from embark.spec.toml import flatten
 from embark.store.checkpoint_arrays import CheckpointArrays, TensorEntry
 from embark.store.checkpoint_store import Checkpoint, CheckpointStore
@@ -17,7 +17,7 @@ from embark.store.run_dir import SPEC
 BLOCK_BYTES = 8 << 20  # Compared at a time; that needs about ten times as much memory.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Change:
     """Something that has another value in each checkpoint."""
 
@@ -26,7 +26,7 @@ class Change:
     b: Any
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorChange:
     """A tensor of the same shape in both, whose bytes differ."""
 
@@ -37,7 +37,7 @@ class TensorChange:
     max_abs: float  # The largest difference of two finite elements.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CheckpointDiff:
     """The differences of two checkpoints, from `a` to `b`."""
 

@@ -6,10 +6,11 @@ import re
 import tomllib
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
 from embark.errors import UserError
+from embark.frozen import frozen
 from embark.spec import RunSpec, StoreSpec, resolve
 from embark.spec.run import DATA, KEY
 from embark.store.checkpoint_store import (
@@ -32,7 +33,7 @@ MAY_BE_LIVE_S = 3600.0
 """A save that wrote something this recently may be in progress: a bucket shows nothing of a large file yet."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CheckpointInfo:
     """One checkpoint, or what an unfinished save left of one."""
 
@@ -50,7 +51,7 @@ class CheckpointInfo:
     committed: Checkpoint | None = field(default=None, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CheckpointList:
     """All of a run's checkpoints, oldest first."""
 
@@ -93,7 +94,7 @@ class CheckpointList:
         return self.committed((min if self.best_by in LOWER_IS_BETTER else max)(measured)[1])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PruneDecision:
     """Whether pruning removes a checkpoint that no rule keeps, and why."""
 
@@ -103,7 +104,7 @@ class PruneDecision:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PruneResult:
     """The checkpoints that pruning removes, or would remove, and those that it leaves although no rule keeps them;
     oldest first."""
@@ -243,7 +244,7 @@ def _decide(one: CheckpointInfo, now_s: float, newest_commit_s: float) -> PruneD
 _AT = re.compile(r"(.+)@(\d+|best)")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TrainedRun:
     """A checkpoint, and the spec that was saved with it."""
 

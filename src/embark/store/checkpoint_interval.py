@@ -1,16 +1,16 @@
 """How often to save: what a save costs against what a failure loses. Pure arithmetic."""
 
 import math
-from dataclasses import dataclass
 
 from embark.formatting import format_duration, pluralize
+from embark.frozen import frozen
 
 MAX_LOST_S = 600.0  # Training that a preemption may lose if no save finishes after its notice.
 MAX_PAUSE_SHARE = 0.1  # Share of the time that saves may take to stay within `MAX_LOST_S`.
 MAX_EVERY_S = 3600.0  # However rare failures are said to be, one that nobody foresaw loses no more than about this.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Choice:
     """The number of steps from one save to the next, and the reason in one sentence."""
 

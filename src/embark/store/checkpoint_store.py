@@ -12,11 +12,11 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal
 
 from embark.errors import DataError, UserError
+from embark.frozen import frozen
 from embark.spec import StoreSpec
 from embark.store.errors import NotFound
 from embark.store.object_store import Entries, ObjectStore, Piece, for_each_parallel, normalize_path
@@ -27,7 +27,7 @@ EARLY_STOPPING = "early_stopping"  # Key of a commit record: the state of early 
 Reason = Literal["newest", "every", "best"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FileChecksum:
     """Size and checksum that a file must have."""
 
@@ -35,7 +35,7 @@ class FileChecksum:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Checkpoint:
     """A committed checkpoint."""
 

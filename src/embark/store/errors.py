@@ -9,17 +9,17 @@ import time
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 from embark.errors import DataError, EmbarkError, Fault, UserError
 from embark.formatting import redact
+from embark.frozen import frozen
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RetryPolicy:
     """A request that fails in a way that may pass is sent again, after waits that double and are drawn at random."""
 

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -29,6 +29,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from embark.errors import EmbarkError, RunInUse, UserError
 from embark.formatting import to_one_line
+from embark.frozen import frozen
 from embark.store.errors import NotFound
 from embark.store.object_store import ObjectStore
 
@@ -42,7 +43,7 @@ _PROC = Path("/proc")
 Moment = Annotated[float, Field(ge=0, lt=2**37, allow_inf_nan=False)]  # Seconds since 1970, as `datetime` takes them.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Holder:
     """The present or past holder of a run."""
 

@@ -22,13 +22,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar, cast
 from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
+from embark.frozen import frozen
 from embark.store.atomic_file import SCRATCH_SUFFIX, create_atomic, replace_atomic, scratch_for
 from embark.store.errors import DAMAGED, NotFound, RetryPolicy, explain
 
@@ -43,7 +44,7 @@ Progress = Callable[[int, int], None]  # Called with the bytes done so far and t
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Entry:
     """A file in a store."""
 

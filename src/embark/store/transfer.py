@@ -4,9 +4,9 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 
 from embark.errors import DataError, EmbarkError, Fault
+from embark.frozen import frozen
 from embark.store.errors import NotFound
 from embark.store.object_store import PIECE_BYTES, LocalStore, ObjectStore, Progress, count_progress, for_each_parallel
 
@@ -14,7 +14,7 @@ COPY_STATE = ".embark-copy.json"
 """A file at the target while a copy is under way: what it copies, and which files were there before it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CopyItem:
     """A file to copy."""
 
@@ -23,7 +23,7 @@ class CopyItem:
     sha256: str = ""  # Empty if it is not known beforehand.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CopyPlan:
     """The files to copy, and those that are at the target already."""
 

@@ -14,10 +14,10 @@ import sys
 import tempfile
 from collections.abc import Collection, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from embark.errors import EmbarkError, ExitCode
+from embark.frozen import frozen
 
 FINAL = (ExitCode.BAD_INPUT, ExitCode.PREEMPTED)
 """Codes after which ranks are not restarted here: a wrong spec stays wrong, and a preempted machine cannot run them."""
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RanksResult:
     """The exit codes of the ranks of this machine."""
 

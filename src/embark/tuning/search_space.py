@@ -6,11 +6,11 @@ import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embark.errors import SpecError, UserError
+from embark.frozen import frozen
 from embark.spec import RunSpec, resolve
 from embark.spec.load import parse_settings, put
 from embark.spec.model import POOLED_KINDS
@@ -25,7 +25,7 @@ LOG_RATIO = 10  # A range this wide is searched on a logarithmic scale.
 MIN_BATCH = 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Dimension:
     """The values that a field may take: one of `values` or, in a range, any number from the first to the last of
     them."""

@@ -13,7 +13,7 @@ import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +28,7 @@ from embark.events.results import Tabular
 from embark.events.sinks.services import require_packages
 from embark.events.spending import attempts
 from embark.formatting import format_usd
+from embark.frozen import frozen
 from embark.model.steps import num_steps_of
 from embark.run.budget import PRICE, usd_per_hour
 from embark.run.open_run import RunOpener, make_run_directory
@@ -57,7 +58,7 @@ FIRST_EVALUATION = 3  # The first evaluation of a trial by which it may be prune
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "unfinished"}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TuneRequest:
     """The limits of a search, and the values it tries. A search that is resumed counts what was spent before."""
 
@@ -72,7 +73,7 @@ class TuneRequest:
     """Processes that share the search, such as the jobs of an array of Slurm. One alone repeats its trials exactly."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TrialResult:
     """One trial, which is a run."""
 
@@ -85,7 +86,7 @@ class TrialResult:
     usd: float | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TuneResult(Tabular):
     """All trials so far."""
 

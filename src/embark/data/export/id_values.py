@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ from embark.features.arrow.row_parser import Location, RowParser
 from embark.features.encoding import IdMap, look_up
 from embark.features.rows import RawRows
 from embark.features.schema import TIME_ROWS
+from embark.frozen import frozen
 from embark.store.checkpoint_inspect import find_trained
 
 _CHUNK_BYTES = 8 << 20
@@ -71,7 +71,7 @@ def write_id_maps(
     return ParquetFiles(path, tuple(found))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TableValues:
     """The values that the ids of a table stand for."""
 

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 
 from embark.errors import UserError, nearest
+from embark.frozen import frozen
 from embark.store.atomic_file import scratch_for
 
 ROW_GROUP_BYTES = 64 << 20
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TableFile:
     """One Parquet file."""
 
@@ -27,7 +27,7 @@ class TableFile:
     note: str = ""  # Why values are not known.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ParquetFiles:
     """The files that were written, and their source."""
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 
 from embark.data.prepared.manifest import BLOCK_ROWS, SPLITS
 from embark.errors import UserError
 from embark.features.schema import Schema
+from embark.frozen import frozen
 from embark.spec.data import PrepareSpec
 
 PARENT_BYTES = 160_000_000
@@ -23,7 +23,7 @@ MIN_RUN_ROWS = 1 << 14
 BYTES_PER_ENTRY = 64  # Numbering ids: what one distinct value of one run takes while its partition is sorted.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Budget:
     """The memory and the work of each process."""
 

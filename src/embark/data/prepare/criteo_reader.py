@@ -15,7 +15,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -28,6 +28,7 @@ from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask
 from embark.features.made import with_made
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 from embark.features.schema import Schema
+from embark.frozen import frozen
 
 NUM_DENSE = 13
 NUM_SPARSE = 26
@@ -134,7 +135,7 @@ def _with_doubtful(slab: Slab, text: Bytes, names: tuple[str, ...]) -> tuple[Sla
     ), bad
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Slab:
     """Rows of some lines, in columns."""
 

@@ -14,6 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from embark.errors import DataError, did_you_mean, near_names
 from embark.formatting import shortlist
+from embark.frozen import frozen
 from embark.store import ObjectStore, open_store
 from embark.store.errors import explain_data
 
@@ -26,7 +27,7 @@ _NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
 _MAX_NAMED = 5
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TableVersion:
     """A version of a Delta or an Iceberg table."""
 
@@ -39,7 +40,7 @@ class TableVersion:
         return f"{self.kind} table {self.name}#{self.version}"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class InputFile:
     """One file of the input."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,6 +25,7 @@ from embark.features.layout import REPAIR, Feature
 from embark.features.numbers import Numbers, recorded_numbers, with_bounds
 from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
+from embark.frozen import frozen
 from embark.spec.data import REMOVED_OPTIONS, DataSpec, PrepareSpec
 from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, legacy_features
 from embark.spec.model import CANDIDATE, ModelSpec
@@ -61,7 +62,7 @@ _ID_MAPS = TypeAdapter(dict[str, _HashedIds | _NumberedIds | _Statistics])
 """The manifest's record of the ids of each table, and of statistics."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PreparedWith:
     """The settings that data was prepared with: the columns of its input, and the mapping from cells to numbers."""
 

@@ -7,7 +7,7 @@ import embark.features.arrow  # noqa: F401 - says so if pyarrow is missing
 import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,13 @@ from embark.data.prepare.inputs import InputFile, Inputs
 from embark.errors import DataError, EmbarkError
 from embark.features.arrays import Int64s
 from embark.features.arrow.cells import is_list
+from embark.frozen import frozen
 from embark.store.errors import explain_data
 
 _READ_BYTES = 1 << 20  # Bytes of a column that are read at a time.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FileView:
     """A Parquet file as rows of a table."""
 

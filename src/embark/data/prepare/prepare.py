@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,7 @@ from embark.features.encoding import IdMethod, id_methods
 from embark.features.layout import Layout
 from embark.features.numbers import Numbers, NumberSample, fit_numbers, fixed_numbers
 from embark.features.schema import FIXED_ROWS, Schema, SparseColumn
+from embark.frozen import frozen
 from embark.spec.data import is_of_log
 from embark.spec.run import RunSpec
 from embark.store import ObjectStore, open_store
@@ -66,7 +67,7 @@ _ALWAYS = ("name", "kind", "is_list", "max_ids", "rows", "column")  # Fields of 
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Preview:
     """The plan of a preparation."""
 
@@ -97,7 +98,7 @@ class Preview:
         }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PrepareResult:
     """The result of a preparation."""
 

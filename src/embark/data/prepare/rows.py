@@ -12,13 +12,14 @@ from typing import Any, Protocol
 from embark.data.prepare.inputs import InputFile
 from embark.errors import DataError
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
+from embark.frozen import frozen
 
 _VALUE = re.compile(r"b?'(?:[^'\\]|\\.)*'…?|b?\"(?:[^\"\\]|\\.)*\"…?")
 _MAX_EXAMPLES = 5
 _MIN_BAD_TO_GIVE_UP = 10_000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Segment:
     """A piece of one file that is prepared on its own: the unit of work, and of resuming after an interruption."""
 
@@ -66,7 +67,7 @@ class SegmentCounts:
                 "examples": [[bad.line, bad.why] for bad in self.bad], "reasons": dict(sorted(self.reasons.items()))}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BadRows:
     """The rows of all files that were left out."""
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from embark.data.workers import Report
 from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask
 from embark.features.hashing import hash_counters, stream_key
 from embark.features.statistics import statistic_values
+from embark.frozen import frozen
 from embark.spec.features import Statistic
 from embark.store.atomic_file import commit
 
@@ -50,7 +50,7 @@ def random_bins(seed: int, file_index: int, positions: Int64s) -> Bytes:
     return (bits >> np.uint64(58)).astype(np.uint8)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BinCodes:
     """The values of a column of a run with their bins, numbered among themselves."""
 

@@ -23,6 +23,7 @@ from uuid import uuid4
 from embark.data.prepare.journal import ATTEMPTS, PREPARING, SETTINGS, record_path
 from embark.data.workers import Report
 from embark.errors import UserError
+from embark.frozen import frozen
 from embark.store import ObjectStore, open_store
 from embark.store.atomic_file import move
 from embark.store.errors import NotFound, writing
@@ -35,7 +36,7 @@ _NUM_PARALLEL = 4  # Pieces that are fetched at once: their memory counts as the
 _ABANDONED_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Extent:
     """A part of a file of the store; all of it without a size."""
 

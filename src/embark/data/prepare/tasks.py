@@ -26,6 +26,7 @@ from embark.features.numbers import Numbers, NumberSample, with_bounds
 from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema, SparseColumn
 from embark.features.statistics import ValueStatistics, statistic_columns, with_statistics
+from embark.frozen import frozen
 from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 from embark.store.atomic_file import commit
@@ -39,7 +40,7 @@ Kind = Literal["times", "read", "stage", "number", "count", "write", "sequence"]
 Finish = Callable[[], dict[str, Any]]  # Waits for the disk and gives the record of what was done.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Task:
     """A piece of work that leaves a record in the journal."""
 

@@ -7,7 +7,6 @@ import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -16,6 +15,7 @@ from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.rows import Segment
 from embark.errors import DataError
 from embark.features.arrays import Bytes, Int64s, Mask
+from embark.frozen import frozen
 
 PAD_BYTES = 64  # Bytes before and behind the text of a chunk, so that words may be read around its first and last byte.
 MAX_LINE_BYTES = 64 << 10  # A line that does not fit a chunk is read up to here: enough for the error.
@@ -48,7 +48,7 @@ class TextStream:
         return num_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LineChunk:
     """Complete lines of a file. The buffer is used again for the next chunk."""
 
@@ -188,7 +188,7 @@ MAX_ROW_BYTES = 1 << 20  # A longer row is an unclosed quote, or not text.
 _QUOTE, _LF, _CR = 34, 10, 13
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RowBlock:
     """Complete rows, one after the other."""
 
@@ -199,7 +199,7 @@ class RowBlock:
     stop_line: int  # The line behind the last row.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class UnterminatedRow:
     """A row without an end. Only its first line is left out: the rest is read as if a row began there."""
 

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from embark.errors import DataError, UserError
 from embark.features.layout import Layout
 from embark.formatting import shortlist
+from embark.frozen import frozen
 from embark.spec.model import ModelSpec, Table
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
@@ -41,7 +42,7 @@ LOG_SPLITS: tuple[Split, ...] = ("train", "validation")
 MIN_HELD_OUT = 3  # Users with fewer items are trained on, and not evaluated, unless the split is by time.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Part:
     """A file of blocks of `block_rows` rows one after the other, the last with what is left."""
 

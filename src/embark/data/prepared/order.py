@@ -1,7 +1,6 @@
 """The order of an epoch: any place in it is had at once, and it is the same at any number of ranks."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -9,13 +8,14 @@ import numpy as np
 from embark.data.loader import check_range
 from embark.features.arrays import Int32s, Int64s
 from embark.features.hashing import hash_counters, stream_key
+from embark.frozen import frozen
 
 Shuffle = Literal["rows", "blocks", "none"]
 _PARTS, _BLOCKS, _ROWS = range(3)
 TABLE_COLUMNS = 6
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BlockSlice:
     """Rows that follow each other in the epoch and lie in one block."""
 

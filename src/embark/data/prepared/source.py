@@ -22,6 +22,7 @@ from embark.errors import DataError
 from embark.features.arrays import Array, Bytes, Int32s, Int64s, ragged_positions
 from embark.features.layout import REPAIR, Block, Layout
 from embark.formatting import shortlist
+from embark.frozen import frozen
 from embark.spec.data import DataSpec
 from embark.spec.model import Table
 from embark.spec.tasks import Task
@@ -300,7 +301,7 @@ class PreparedSource:
         return self._allocate(size_bytes).view(dtype).reshape(shape)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Run:
     """Features that follow each other in a group and in a batch."""
 
@@ -311,7 +312,7 @@ class _Run:
     multi_hot: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ColumnSelection:
     """The features that a model takes, in its order."""
 

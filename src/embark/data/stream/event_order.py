@@ -21,6 +21,7 @@ from embark.data.stream.records import Message, Offset, Row
 from embark.errors import DataError
 from embark.features.values import event_time_s, json_object
 from embark.formatting import to_one_line
+from embark.frozen import frozen
 
 COUNTS = ("num_rows", "num_late", "num_unreadable", "num_labels", "num_labels_joined", "num_labels_unmatched",
           "num_without_label")
@@ -29,7 +30,7 @@ MAX_AHEAD_S = 86_400.0  # A record that claims a later time would make all recor
 MAX_STATE_AHEAD_S = 365 * MAX_AHEAD_S  # What a state claims was compared with a clock that may have been set since.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OrderSettings:
     """Settings for ordering and joining records."""
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from embark.frozen import frozen
 
 Offset = int | str | list[Any] | None  # A JSON value; None stands for the position before the first record.
 Row = Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Message:
     """A record of a stream."""
 

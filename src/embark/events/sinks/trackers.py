@@ -11,7 +11,6 @@ import os
 import secrets
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +19,7 @@ from embark.events.metrics import readings
 from embark.events.sinks.services import NewestReadings, SendingSink, batched, require_packages
 from embark.events.sinks.tensorboard import STEPS, tag_of
 from embark.formatting import redact
+from embark.frozen import frozen
 from embark.spec.toml import flatten
 
 MAX_WAITING = 20_000  # Points kept for a service that does not answer; then the oldest are dropped.
@@ -33,7 +33,7 @@ STATUS = {"done": "FINISHED", "interrupt": "KILLED", "interrupted": "KILLED", "b
 ANSWER_S = 10.0  # Limit for W&B to begin a run and to upload its end: the process cannot exit meanwhile.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TrackedRun:
     """The description of a run that a service receives."""
 
@@ -54,7 +54,7 @@ class TrackedRun:
         return self.id_file.read_text(encoding="ascii").strip()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Point:
     """The metrics of one event, by their TensorBoard tags."""
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Self
 
 import numpy as np
@@ -16,6 +16,7 @@ from embark.features.arrays import Array, Bytes, Doubles, Hashes, Int32s, Int64s
 from embark.features.hashing import hash_counters
 from embark.features.schema import SparseColumn
 from embark.features.values import GROUPED, INTEGER, NUMBER
+from embark.frozen import frozen
 
 Numbers = tuple[Array, Mask | None]
 """[n] values, NaN where missing or bad; [n] where there is a value that is not a finite 32-bit number."""
@@ -30,7 +31,7 @@ _NO_WORD = r"[^\p{L}\p{M}\p{N}]+"  # What stands between words.
 _WORTH_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SparseCells:
     """The keys of a sparse column."""
 
@@ -48,7 +49,7 @@ class SparseCells:
         return replace(self, keys=keys, lengths=lengths, num_cut=num_cut)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CellParser:
     """Reads the cells of an input."""
 

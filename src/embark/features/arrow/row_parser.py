@@ -24,6 +24,7 @@ from embark.features.made import with_made
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 from embark.features.schema import TIME_ROWS, LabelColumn, Schema, texts
 from embark.features.values import DecimalSign, json_cell, meaning_of_format
+from embark.frozen import frozen
 from embark.spec.data import PrepareSpec
 
 SplitCell = Callable[[str], list[str]]
@@ -31,7 +32,7 @@ _MAX_CELL_CHARS = 40
 _UNCUT = 1 << 31
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Location:
     """The position of some rows in the input."""
 

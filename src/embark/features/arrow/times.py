@@ -1,6 +1,5 @@
 """Dates and times of an Arrow column as microseconds, and the parts of them that are features."""
 
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from typing import Any, cast
@@ -24,6 +23,7 @@ from embark.features.values import (
     TimeFormat,
     meaning_of_format,
 )
+from embark.frozen import frozen
 from embark.spec.time_formats import MONTHS, time_pattern
 
 _MICROS = pa.timestamp("us")
@@ -31,7 +31,7 @@ _EPOCH = datetime(1970, 1, 1)
 _PER_MINUTE = 60_000_000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Times:
     """A column of dates or times."""
 

@@ -9,13 +9,13 @@ import time
 import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Literal
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
+from embark.frozen import frozen
 from embark.launch.backend import Resource, explain
 from embark.launch.backends.machines import RUN_FOLDER
 from embark.launch.shell import CommandResult, Shell
@@ -32,7 +32,7 @@ MachineState = Literal["starting", "running", "stopped", "gone"]
 TABLE: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Machine:
     """A machine of the run, as its cloud reports it."""
 

@@ -6,12 +6,13 @@ import shutil
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
+from embark.frozen import frozen
 from embark.launch.backend import (
     CancelResult,
     DamagedRecord,
@@ -41,7 +42,7 @@ def end_later() -> tuple[str, ...]:
     return ("systemd-run", "--unit=embark-off", f"--on-active={OFF_DELAY_S}", f"{RUN_FOLDER}/off.sh")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Existing:
     """Machines that `cancel` ends."""
 

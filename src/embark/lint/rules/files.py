@@ -3,8 +3,8 @@
 import ast
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from embark.frozen import frozen
 from embark.kubernetes.yaml_nodes import SourceFile, Span, is_unsafe
 from embark.lint.edits import replace_within
 from embark.lint.manifests import Manifests, TrainingJob
@@ -46,7 +46,7 @@ _SECRET_FILE = re.compile(r"(?:^|/)(?:\.aws|\.env|\.netrc|id_rsa|id_ed25519|cred
                           r"service-?account[\w-]*\.json|[\w-]+\.pem|kubeconfig)/?$")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pin:
     """A package that is installed, and its exact version if it has one."""
 

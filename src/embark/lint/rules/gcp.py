@@ -4,10 +4,10 @@ import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from embark.catalog.machine import Machine
 from embark.errors import nearest
+from embark.frozen import frozen
 from embark.kubernetes.yaml_nodes import Span
 from embark.lint.edits import Edit, replace_within
 from embark.lint.manifests import Manifests, TrainingJob
@@ -184,7 +184,7 @@ _PREBUILT = re.compile(r"(?:docker\.pkg\.dev/vertex-ai|gcr\.io/cloud-aiplatform)
 _SUFFIX_SINCE = {"pytorch": (1, 12), "tf": (2, 12)}  # Older images have no Python version in their names.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Pool:
     """A worker pool of a custom job."""
 

@@ -2,8 +2,8 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 
+from embark.frozen import frozen
 from embark.kubernetes.yaml_nodes import SourceFile, Span
 from embark.lint.manifests import Manifests
 from embark.lint.rule import Hit, Hits
@@ -15,7 +15,7 @@ _PREEMPTIBLE = re.compile(r"spot|preempt|scaveng|backfill", re.IGNORECASE)
 _NO_LIMIT = re.compile(r"(?:[0:-]+|infinite|unlimited)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BatchScript:
     """A script for `sbatch` that trains, and its options by their long names."""
 

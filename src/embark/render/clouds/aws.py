@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from embark.catalog import load_catalog
 from embark.errors import ExitCode
+from embark.frozen import frozen
 from embark.render.folder import File
 from embark.render.job import Bucket, Job, Location
 from embark.render.shell_text import Shell, Step, Words, job_text, render_template, script_file, variable
@@ -56,7 +56,7 @@ def num_cards(job: Job) -> int:
     return job.machine.num_fabric_devices or 0 if job.num_nodes > 1 and job.location.has_fabric else 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupWords:
     """Commands on the security group; they use `$vpc` and `$id`, which others print."""
 

@@ -1,9 +1,9 @@
 """Azure: the AKS cluster, plain machines, NetApp Files, Managed Lustre and BlobFuse."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from embark.frozen import frozen
 from embark.render.folder import File
 from embark.render.job import Job, Location
 from embark.render.pod import tolerations
@@ -78,7 +78,7 @@ def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
     return tuple(words)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Grants:
     """Commands that give the identity of a machine, `$principal`, roles in `$machine`, `$account` and `$registry`."""
 

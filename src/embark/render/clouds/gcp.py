@@ -1,8 +1,8 @@
 """Google Cloud: the GKE cluster, plain machines, Filestore, Managed Lustre and Cloud Storage FUSE."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+from embark.frozen import frozen
 from embark.render.folder import File
 from embark.render.job import MAX_FLEX_H, Job, Location
 from embark.render.shell_text import Shell, Step, Words, job_text, option, script_file, variable
@@ -121,7 +121,7 @@ def end_words(job: Job) -> Words:
     return ("gcloud", "compute", "instances", "delete", Shell(f'"{job.name}-$rank"'), _ZONE, "--quiet", _PROJECT)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ExtraNetwork:
     """A network card of the machine, and the network it is on."""
 

@@ -5,13 +5,13 @@ import re
 import shlex
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
+from embark.frozen import frozen
 from embark.kubernetes.contract import CONTRACT, Forbidden
 from embark.launch.http import API_RETRY, Unavailable, retry_api
 from embark.launch.shell import CommandResult, Notify, Shell
@@ -21,7 +21,7 @@ ErrorKind = Literal["away", "token", "forbidden", "not found", "there already", 
 _TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Cluster:
     """A cluster as kubectl finds it."""
 

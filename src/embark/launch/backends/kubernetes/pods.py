@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from embark.frozen import frozen
 from embark.kubernetes.names import INDEX_LABELS
 from embark.kubernetes.objects import condition_of
 from embark.launch.backend import (
@@ -26,7 +27,7 @@ _NODE_FIXES = {"FailedMount": "kubectl describe pvc", "FailedAttachVolume": "kub
 """Why a container is not created on its node, by the reason of the kubelet's event, with where to look."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class PodStatus:
     """One pod as the cluster describes it, explained."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from embark.errors import ExitCode
 from embark.formatting import pluralize, to_one_line
+from embark.frozen import frozen
 from embark.kubernetes.names import JOB_NAME, JOBSET_NAME
 from embark.kubernetes.objects import condition_of
 from embark.launch.backend import (
@@ -199,7 +200,7 @@ def _went(pod: PodStatus) -> str:
     return f"{pod.title} ended: {pod.why.text}" if pod.phase == "Failed" else f"{pod.title} is ending"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunKind:
     """The rules for reading the status of one kind of object."""
 
