@@ -7,6 +7,7 @@ forks, and ends as the fork ends. Programs that a fork starts as `sys.executable
 from __future__ import annotations
 
 import array
+import faulthandler
 import fcntl
 import gc
 import importlib
@@ -50,6 +51,8 @@ FORK_SERVER = "from multiprocessing.forkserver "
 IDLE_THREADS = ("jemalloc_bg", "cuda")
 """Of pyarrow's allocator, which survives a fork, and of the driver that fbgemm's CUDA build starts: unused on a CPU."""
 FIRST_FREE_FILE = 512  # Above any that a program inherits.
+HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+REQUEST_S = 60.0  # A client says what it wants as it starts; others wait meanwhile.
 SOCKET, RAY_SOCKET, PYTHON = "warm.sock", "ray.sock", "warm_python"
 RAY_WORKER = "_private/workers/default_worker.py"
 """Forked without Ray, whose library reads a worker's job from the environment as it is loaded, and never again."""
@@ -66,10 +69,16 @@ link = socket.socket(socket.AF_UNIX)
 is_ray = not rest[0].endswith({ray_worker!r}) and (rest[0][0] != "-" or "ray." in rest[1])
 link.connect({ray_socket!r} if is_ray else {socket!r})
 env = dict(os.environ, PYTHON_EXEC=sys.argv[0])
+def receive():
+    received = link.recv(4)
+    if not received:
+        os.write(2, b"the process that forks has ended\\n")
+        os._exit(70)
+    return received
 data = json.dumps(dict(words=words, env=env, folder=os.getcwd(), files=files, python=sys.argv[0])).encode()
 link.sendmsg([len(data).to_bytes(4, "big")], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
 link.sendall(data)
-pid = int.from_bytes(link.recv(4), "big")
+pid = int.from_bytes(receive(), "big")
 for number in files:
     os.close(number)
 def hand_on(number, frame):
@@ -77,9 +86,9 @@ def hand_on(number, frame):
         os.kill(pid, number)
     except ProcessLookupError:
         pass  # the fork has ended, and its code is on its way
-for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2):
+for number in {handed_on}:
     signal.signal(number, hand_on)
-code = int.from_bytes(link.recv(4), "big", signed=True)
+code = int.from_bytes(receive(), "big", signed=True)
 if code < 0:
     signal.signal(-code, signal.SIG_DFL)
     os.kill(os.getpid(), -code)
@@ -98,7 +107,8 @@ def warm_python(folder: Path, *scripts: str, modules: Sequence[str] = (), forked
         scripts += (f"{Path(ray.origin).parent}/",)
     client.write_text(CLIENT.format(
         python=sys.executable, socket=str(folder / SOCKET), ray_socket=str(folder / (RAY_SOCKET if ray else SOCKET)),
-        forked=tuple(forked), scripts=scripts, ray_worker=RAY_WORKER, fork_server=FORK_SERVER))
+        forked=tuple(forked), handed_on=tuple(map(int, HANDED_ON)), scripts=scripts, ray_worker=RAY_WORKER,
+        fork_server=FORK_SERVER))
     client.chmod(0o755)
     with socket.socket(socket.AF_UNIX) as listener, socket.socket(socket.AF_UNIX) as ray_listener:
         for one, name in ((listener, SOCKET), (ray_listener, RAY_SOCKET)):
@@ -132,6 +142,7 @@ def account(python: str, cloud: str, folder: str) -> None:
         let_faults_happen(opened)
         return opened
 
+    faulthandler.register(signal.SIGUSR1)  # what it waits for, in its log
     opened_by, server.open_account = server.open_account, open_account
     processes.sys = SimpleNamespace(executable=python)  # type: ignore[assignment]
     program = Path(folder, "programs", "embark")
@@ -192,10 +203,13 @@ def _fork_on_request(listener: socket.socket, parent: int) -> None:
         ready, _, _ = select.select([listener, woken, *links.values()], [], [], 1.0)
         if listener in ready:
             link, _ = listener.accept()
-            pid = _fork(link, [listener.fileno(), woken, wake, *(one.fileno() for one in links.values())])
-            links[pid] = link
-            with suppress(OSError):
-                link.sendall(pid.to_bytes(4, "big"))
+            own_files = [listener.fileno(), woken, wake, *(one.fileno() for one in links.values())]
+            if pid := _fork(link, own_files):
+                links[pid] = link
+                with suppress(OSError):
+                    link.sendall(pid.to_bytes(4, "big"))
+            else:
+                link.close()
         for pid in [pid for pid, link in links.items() if link in ready]:
             os.kill(pid, signal.SIGKILL)
             links.pop(pid).close()
@@ -218,15 +232,24 @@ def _ended() -> Iterator[tuple[int, int]]:
 
 
 def _fork(link: socket.socket, own_files: Sequence[int]) -> int:
+    """Return the process id of the fork; 0 if the client was killed, or stopped, before it had said what to run."""
     files = array.array("i")
-    head, ancillary, _, _ = link.recvmsg(4, socket.CMSG_LEN(250 * files.itemsize))
-    files.frombytes(ancillary[0][2])
-    data = b""
-    while len(data) < int.from_bytes(head, "big"):
-        data += link.recv(65536)
-    pid = os.fork()
-    if pid == 0:
-        _become(json.loads(data), files, [*own_files, link.fileno()])
+    data, size, pid = b"", 1, 0
+    link.settimeout(REQUEST_S)
+    with suppress(OSError):
+        head, ancillary, _, _ = link.recvmsg(4, socket.CMSG_LEN(250 * files.itemsize))
+        for _, _, numbers in ancillary:
+            files.frombytes(numbers)
+        size = int.from_bytes(head, "big") or size
+        while len(data) < size and (more := link.recv(65536)):
+            data += more
+    if len(data) == size:
+        # What is handed on to the fork at once waits until the fork no longer has this process's handlers.
+        signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)
+        pid = os.fork()
+        if pid == 0:
+            _become(json.loads(data), files, [*own_files, link.fileno()])
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDED_ON)
     for number in files:
         os.close(number)
     if "ray" in sys.modules:
@@ -243,6 +266,7 @@ def _become(call: dict[str, Any], files: array.array[int], own_files: Sequence[i
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setpgid(0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDED_ON)
         _take_over(files, call["files"], own_files)
         os.chdir(call["folder"])
         os.environ.clear()
@@ -272,8 +296,11 @@ def _become(call: dict[str, Any], files: array.array[int], own_files: Sequence[i
         code = end.code if isinstance(end.code, int) else 0 if end.code is None else 1
         if isinstance(end.code, str):
             sys.stderr.write(f"{end.code}\n")
-    except BaseException:
+    except BaseException as error:
         traceback.print_exc()
+        if isinstance(error, KeyboardInterrupt):
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

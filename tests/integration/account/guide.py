@@ -4,15 +4,20 @@ the code that a comment in it names, and prints what a ```text block right behin
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import psutil
 from account_faults import Fault, ask_for, pending
+from limits import HANG_S
 
-from cloudsim.session import AccountSession
+from cloudsim.session import NEVER_ENDED, AccountSession
 from embark.rehearse.account import AccountReport
 
 REPOSITORY = Path(__file__).parents[3]
@@ -46,6 +51,25 @@ class WarmSession(AccountSession):
         self.server = (str(REPOSITORY / "tests" / "support" / "warm_python.py"), python)
         super().__init__(cloud, folder)
         self.folder = folder
+        self._until_s = time.monotonic() + HANG_S
+
+    def bash(self, text: str, folder: Path, *, output: int | None = subprocess.PIPE, timeout_s: float = HANG_S
+             ) -> subprocess.CompletedProcess[str]:
+        """Run lines until all that this session may take is over, and then add what the account does meanwhile."""
+        left_s = max(1.0, self._until_s - time.monotonic())
+        done = super().bash(text, folder, output=output, timeout_s=min(timeout_s, left_s))
+        if done.returncode == NEVER_ENDED:
+            started = "".join(f"{one.info['pid']} {shlex.join(one.info['cmdline'] or ())[:400]}\n" for one in
+                              psutil.process_iter(["pid", "cmdline", "environ"])
+                              if str(self.folder) in str(one.info["environ"]))
+            log = self.folder / "server.log"
+            size = log.stat().st_size
+            self._process.send_signal(signal.SIGUSR1)
+            until_s = time.monotonic() + 10.0
+            while log.stat().st_size == size and time.monotonic() < until_s:
+                time.sleep(0.1)
+            done.stdout += f"--- processes of the account\n{started}--- its server\n{log.read_text()[-6000:]}"
+        return done
 
 
 @dataclass(frozen=True)
@@ -158,7 +182,7 @@ def walk(session: WarmSession, blocks: Sequence[Block], folder: Path, *, skips: 
         walked.ran.append(block)
         assert (done.returncode, block.missing_in(done.stdout)) == (block.code, []), (
             f"line {block.line} ({block.section}) ended with {done.returncode}:\n"
-            f"{block.text}\n--- output\n{done.stdout[-6000:]}")
+            f"{block.text}\n--- output\n{done.stdout[-20_000:]}")
     assert not coming, f"these sections are not in the guide any more: {sorted(coming)}"
     assert not pending(session.folder), "this did not happen"
     assert not unused, f"these commands are not in the guide any more: {sorted(unused)}"
