@@ -1,7 +1,5 @@
 """What the page shows of served traffic: one server, or all watched replicas of a model together."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack

@@ -1,8 +1,6 @@
 """What each column holds in a sample of the rows, and whether it alone predicts the label: such a column is derived
 from the label, or known only after it."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import field

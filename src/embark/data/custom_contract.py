@@ -5,8 +5,6 @@
 gives the fingerprint of its samples from a process of its own.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Samples from the user's own file, by their positions: any rank can take any of them, and a run resume anywhere."""
 
-from __future__ import annotations
-
 import hashlib
 import threading
 from functools import lru_cache

@@ -1,8 +1,6 @@
 """The arithmetic of dynamic tables: hashes of ids, the bucket of a hash, and back. The same of numpy's and torch's
 arrays of int64, and of Triton's kernels: all wrap around."""
 
-from __future__ import annotations
-
 import zlib
 from typing import Any, TypeVar
 

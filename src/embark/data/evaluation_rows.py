@@ -1,7 +1,5 @@
 """The rows to evaluate a run on: another split of its own data, other prepared data, or raw files."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import field, replace

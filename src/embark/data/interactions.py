@@ -1,7 +1,5 @@
 """A log of users and items, in memory: a sample is a user's items in order, with negatives drawn for it."""
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

@@ -1,8 +1,6 @@
 """The items of retrieval as the training data has them: which there are, how often each is a positive, what is known of
 each, and which of them a user has."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any

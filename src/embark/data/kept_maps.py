@@ -6,8 +6,6 @@ All id maps are kept, however large: a value takes 12 bytes there, its row in a 
 its vector and for the optimizer, and a run writes its maps once.
 """
 
-from __future__ import annotations
-
 import io
 from collections.abc import Mapping
 

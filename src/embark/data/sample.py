@@ -1,7 +1,5 @@
 """A few rows of a spec's own data, written as prepared data of small tables: what a rehearsal trains on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Floats of several tasks: [rows, tasks] in float32, NaN where a row has no label for a task."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,8 +1,6 @@
 """How far counts have moved from reference counts of the same bins: the population stability index (PSI), without the
 part that chance alone gives a small sample; and the bins that scores are counted in."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, Literal

@@ -1,8 +1,6 @@
 """What a run's own figures say about the model: the same findings at the end of a run, in `embark diagnose`, on the
 page and in the report. Their texts are rows of `quality.toml`."""
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

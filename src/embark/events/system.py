@@ -1,7 +1,5 @@
 """The machine's own metrics: processors, memory, network and disks by psutil, GPUs by NVML."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

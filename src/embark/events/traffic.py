@@ -1,8 +1,6 @@
 """Served traffic, as a server's events have it: rates, latencies, scores and columns against the reference of their
 version, and calibration where labels came back. The server's metrics, the page and `embark diagnose` read it here."""
 
-from __future__ import annotations
-
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence

@@ -19,8 +19,6 @@ Opening one reads arrays and JSON, so that nothing in it can run code. `FORMAT_V
 becomes another key, as it would with another hash.
 """
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -6,8 +6,6 @@ numbers. Applying it to the earlier tensors gives exactly the later ones.
                          FILE/NAME#values    what they are now
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """`embark export`: a checkpoint as an artifact; numpy alone, and tables may exceed memory."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The raw values of items, as an artifact has them: whole numbers, or text as one run of bytes with offsets."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

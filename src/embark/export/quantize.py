@@ -4,8 +4,6 @@ These are the fused rows that FBGEMM and torch's quantized lookups read: `int8` 
 float32; `int4` has two values a byte, the first in the low bits, then scale and offset as float16.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal, get_args
 
 import numpy as np

@@ -1,8 +1,6 @@
 """What a model was evaluated on, in an artifact: of each column the bins of its values and how many rows lie in each,
 and the histogram of the scores. A server counts requests in the same bins. No row and no value of text is kept."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Annotated, Any, Literal

@@ -1,7 +1,5 @@
 """`embark rollback`: the versions of an exported model, and which of them is current."""
 
-from __future__ import annotations
-
 from embark.errors import DataError, UserError
 from embark.export.artifact import (
     CANDIDATE,

@@ -4,8 +4,6 @@ The `safetensors` package writes from memory and copies on reading. Tables may b
 written in pieces here, and mapped. Nothing in such a file can run code.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

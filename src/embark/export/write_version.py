@@ -1,7 +1,5 @@
 """Writes the next version of an exported model: all of it, or what changed since the current one."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import field

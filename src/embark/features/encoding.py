@@ -1,8 +1,6 @@
 """Encoding of raw rows: keys become ids by id maps and hashes, numbers are transformed. Training, evaluation and
 serving encode raw rows here."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace

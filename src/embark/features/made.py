@@ -1,7 +1,5 @@
 """Sparse columns that are made of others: crosses, and several hashes of a value. Readers of rows make them last."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce

@@ -1,8 +1,6 @@
 """How often a value occurs and how often its label is 1, as dense values. Of a training row they are those of earlier
 rows, so that its own label is not among its features; of any other row they are those of all training rows."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -4,8 +4,6 @@ The items, their sentences and repairs stand in contract.toml, which the guide i
 admission of a pod is asked by a dry run.
 """
 
-from __future__ import annotations
-
 import re
 import tomllib
 from collections import Counter

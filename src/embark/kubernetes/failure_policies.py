@@ -4,8 +4,6 @@ They read the manifest's own policy: a Job's podFailurePolicy and backoffLimit, 
 restart policy of a PyTorchJob's replicas.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

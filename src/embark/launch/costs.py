@@ -1,7 +1,5 @@
 """What a run will cost, from its plan; and what it has cost, from its events, its platform and the price."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from contextlib import suppress

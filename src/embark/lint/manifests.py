@@ -1,8 +1,6 @@
 """What rules look at: the training jobs among the manifests, whatever object describes them, and the settings of
 scripts, images and pods."""
 
-from __future__ import annotations
-
 import datetime
 import math
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,7 +1,5 @@
 """What one step of a model does, counted: layers, weights, arithmetic, bytes. No machine is in it yet."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """The rows of the gate: read once, scored by two artifacts as a server would, cut into slices, counted for drift."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 

@@ -4,8 +4,6 @@ A candidate is committed first, then judged by scoring with exactly what would b
 that is killed anywhere goes on there. A version that is refused is kept, and is never current by itself.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext

@@ -1,8 +1,6 @@
 """Rehearses a deployment that trains on a stream: broker, trainer, publisher and servers run as processes, each is
 killed under load, and after every kill the servers must answer with what was learnt since."""
 
-from __future__ import annotations
-
 import asyncio
 import copy
 import json

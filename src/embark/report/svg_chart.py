@@ -1,7 +1,5 @@
 """Charts of a report as SVG."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from functools import cache

@@ -1,7 +1,5 @@
 """The budget of a run: what it has spent, what it may still spend, and the time that machines are billed for."""
 
-from __future__ import annotations
-
 import math
 import os
 import time

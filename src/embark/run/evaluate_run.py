@@ -1,7 +1,5 @@
 """How good the model of a finished run is, on any rows. The run's directory is only read, and its lease not taken."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager

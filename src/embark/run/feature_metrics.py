@@ -10,8 +10,6 @@ for looking at many. Features that say the same share their importance.
 A slice is the rows that have a value of a sparse feature, or whose value of a dense one lies in a range.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Memory and processors of this host, as far as a process in a container may use them."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

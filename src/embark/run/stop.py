@@ -1,7 +1,5 @@
 """All ranks decide together at every step: stop, save, or continue."""
 
-from __future__ import annotations
-
 from embark.frozen import frozen
 from embark.run.budget import BudgetGuard
 from embark.run.preemption_notices import NoticeWatch

@@ -1,7 +1,5 @@
 """Metrics of several tasks: those of each by its loss, and those of the run. No torch, no jax."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

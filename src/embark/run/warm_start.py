@@ -4,8 +4,6 @@ A table row means the same in both runs only if both have the same id map, or th
 that the old tables do not have keep their initial values.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 

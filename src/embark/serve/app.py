@@ -1,7 +1,5 @@
 """The HTTP server of an exported model: the Open Inference Protocol v2, and `/score` for raw rows."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import json

@@ -1,7 +1,5 @@
 """Requests that arrive together are answered by one call; too many are refused at once."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Where a server listens."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import select

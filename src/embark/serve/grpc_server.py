@@ -1,7 +1,5 @@
 """The Open Inference Protocol v2 over gRPC, with the batches, limits and token of the HTTP server."""
 
-from __future__ import annotations
-
 import logging
 import tomllib
 from collections.abc import Awaitable, Callable

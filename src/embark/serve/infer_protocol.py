@@ -1,8 +1,6 @@
 """What requests and answers over HTTP look like: the Open Inference Protocol v2, in JSON and with binary tensors, and
 `/score`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What a model answers with: one number for each row, or of several tasks an output of each."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any
 

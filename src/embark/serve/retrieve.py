@@ -1,8 +1,6 @@
 """`/retrieve`: the items with the highest scores for a user or after a history, by the network and the item index of
 one version."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 

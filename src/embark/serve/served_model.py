@@ -1,7 +1,5 @@
 """The version that answers, and what another one must show before it takes over."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import Counter, deque

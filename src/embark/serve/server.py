@@ -1,7 +1,5 @@
 """`embark serve`: the server's process, from opening the artifact to the last answer after SIGTERM."""
 
-from __future__ import annotations
-
 import gc
 import logging
 import os

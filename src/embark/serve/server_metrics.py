@@ -1,7 +1,5 @@
 """What a server counts for Prometheus, and the sum of it over its processes."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Tensors of the Open Inference Protocol v2 as columns of a request: from JSON, and from raw bytes."""
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """What a server is asked and answers, counted in windows of ten seconds: for Prometheus, and as events for `embark
 watch` and `embark diagnose`. Requests leave only references behind; a thread counts them, and a sample of the rows."""
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -5,8 +5,6 @@ map the same file, so that only the pages with changed rows are twice in memory.
 and the rows of a delta alone are uploaded.
 """
 
-from __future__ import annotations
-
 import logging
 import random
 import threading

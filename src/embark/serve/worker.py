@@ -1,7 +1,5 @@
 """A process of `embark serve` that answers requests, beside others that `worker_pool` started and tells what to do."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import logging

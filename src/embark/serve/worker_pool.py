@@ -5,8 +5,6 @@ pages; each has copies of those only that a delta changed. A new version is load
 any answers with it, and refused by all where one refuses it. A process that ends is replaced.
 """
 
-from __future__ import annotations
-
 import logging
 import multiprocessing
 import select

@@ -1,7 +1,5 @@
 """How dates and times are written, in the directives of Python's `strptime`, and the names of time zones."""
 
-from __future__ import annotations
-
 import re
 from zoneinfo import ZoneInfo
 

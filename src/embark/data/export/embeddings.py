@@ -1,7 +1,5 @@
 """A run's embedding vectors as Parquet, with the values they stand for; read from the checkpoint with numpy alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

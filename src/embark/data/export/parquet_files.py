@@ -1,7 +1,5 @@
 """Parquet files of tables: one a table, in row groups, complete or not there at all."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """The split of each row of the raw files that data was prepared of, as Parquet: to compare with other models on the
 same rows."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace

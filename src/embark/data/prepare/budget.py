@@ -1,7 +1,5 @@
 """How many workers a preparation has, and how much each reads at a time, within a memory limit."""
 
-from __future__ import annotations
-
 import os
 
 from embark.data.prepared.manifest import BLOCK_ROWS, SPLITS

@@ -4,8 +4,6 @@ A value keeps its row only if it gives the same key, so columns are read as they
 dense transform, the tables in the same order.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace

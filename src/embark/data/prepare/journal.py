@@ -1,7 +1,5 @@
 """What a preparation has done, so that a later call goes on where an earlier one was stopped."""
 
-from __future__ import annotations
-
 import fcntl
 import hashlib
 import json

@@ -1,8 +1,6 @@
 """Delta and Iceberg tables: the Parquet files of one version, and how each is read as rows of the table. The libraries
 of the formats read logs, snapshots and deletes; pyarrow reads the files."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """`embark data prepare`: raw files to the prepared format, on all cores, within a memory limit, resumable."""
 
-from __future__ import annotations
-
 import json
 import os
 import time

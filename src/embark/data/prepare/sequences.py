@@ -3,8 +3,6 @@ are sorted by user and time. A row of the prepared data is a user with all items
 for training.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import accumulate, pairwise

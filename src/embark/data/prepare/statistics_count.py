@@ -5,8 +5,6 @@ its own, which hold neither its own label nor that of a later row; a held-out ro
 of a value and a bin are numbered among themselves, as `codes`.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Sequence
 from itertools import pairwise

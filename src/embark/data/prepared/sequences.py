@@ -1,7 +1,5 @@
 """Prepared logs as samples of next-item models: users out of mapped blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache, partial
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """A stream that custom code reads."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A folder or an object-store prefix that grows, read in the order of the files' names."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io

@@ -1,7 +1,5 @@
 """Topics of Kafka: each of their partitions is one, with Kafka's own offsets."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import suppress

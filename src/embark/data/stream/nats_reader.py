@@ -1,7 +1,5 @@
 """Subjects of NATS JetStream: each is a partition, and the stream's sequence numbers are the offsets."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import secrets

@@ -1,7 +1,5 @@
 """The reader that `stream.source` names."""
 
-from __future__ import annotations
-
 import os
 import tomllib
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What a reader of a stream gives, and what it must be able to do."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Rows without end as a source of batches, whose whole state goes into checkpoints: each record is trained once."""
 
-from __future__ import annotations
-
 import math
 import threading
 import time

@@ -1,8 +1,6 @@
 """Which records can be trained on, and what becomes of the others: each is skipped, counted by reason, and some of them
 are kept for people to look at."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The run in a notebook: the terminal's view as one output that is updated in place."""
 
-from __future__ import annotations
-
 import sys
 import time
 from collections.abc import Sequence

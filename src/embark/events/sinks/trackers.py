@@ -3,8 +3,6 @@
 A run that is resumed continues the run it has there, found by an id that the run directory keeps.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import os

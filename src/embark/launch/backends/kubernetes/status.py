@@ -1,7 +1,5 @@
 """The status of a run on Kubernetes, from its object, its pods, their logs and events. Pure functions."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
