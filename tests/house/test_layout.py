@@ -13,7 +13,7 @@ SOURCES = sorted(PACKAGE.rglob("*.py"))
 AT_ROOT = {".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "bench",
            "cloudsim", "conftest.py", "docs", "examples", "pyproject.toml", "src", "tests", "tools"}
 MAX_LINES = 800
-TOP_LEVEL = {"__init__.py", "__main__.py", "errors.py", "formatting.py", "frozen.py"}
+TOP_LEVEL = {"__init__.py", "__main__.py", "errors.py", "formatting.py", "values.py"}
 VAGUE = {"utils", "util", "common", "helpers", "helper", "misc"}
 MAY_PRINT = {"cli/console.py", "events/sinks/terminal.py", "stack/versions.py"}
 """stack/versions.py is also a script that runs before rich is installed."""

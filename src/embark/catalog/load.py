@@ -31,7 +31,7 @@ from embark.catalog.machine import (
     Zones,
 )
 from embark.errors import Mistake, MistakesError, UserError, nearest
-from embark.frozen import frozen
+from embark.values import JsonDict, JsonMap, frozen
 
 HERE = Path(__file__).parent
 ORIGIN_COLUMNS = tuple(field.name for field in fields(Origin))
@@ -84,7 +84,7 @@ def prices_path() -> Path:
 
 def read_catalog(folder: Path) -> Catalog:
     """Read a folder of catalog files."""
-    tables: dict[str, dict[str, Any]] = {}
+    tables: dict[str, JsonDict] = {}
     for name, kind in KINDS.items():
         rows = tomllib.loads((folder / f"{name}.toml").read_text(encoding="utf-8"))
         # A table is named by its row's name, or by the cloud that a reserve is of.
@@ -101,7 +101,7 @@ def read_catalog(folder: Path) -> Catalog:
                    prices, interruptions, tables["zones"], cpu_machines, tables["support"])
 
 
-def build(kind: Any, row: Mapping[str, Any]) -> Any:
+def build(kind: Any, row: JsonMap) -> Any:
     """Return a row as a dataclass, each field checked as its type says."""
     values = dict(row)
     for field in fields(kind):

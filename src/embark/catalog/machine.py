@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_args
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from embark.errors import UserError, did_you_mean, near_names
-from embark.frozen import frozen
+from embark.values import frozen
 
 Cloud = Literal["aws", "azure", "gcp"]
 CLOUDS: tuple[Cloud, ...] = get_args(Cloud)

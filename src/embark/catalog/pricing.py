@@ -6,15 +6,14 @@ option counts: the lowest spot price for a spot spec, the lowest on-demand price
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from embark.catalog.load import load_catalog
 from embark.catalog.machine import Catalog, CpuMachine, Machine, Origin, Price, describe_machine, find_machine
 from embark.catalog.regions import default_region, is_sold_in, region_of
 from embark.errors import EmbarkError, Mistake, SpecError, UserError
 from embark.formatting import format_usd, to_one_line
-from embark.frozen import frozen
+from embark.values import JsonMap, frozen
 
 if TYPE_CHECKING:
     from embark.spec import PlaceSpec, RunSpec
@@ -72,7 +71,7 @@ class RunPrice:
     source: str = ""  # The source of the price and its date; empty if it is unknown.
 
 
-def price_of_run(spec: RunSpec | None, start: Mapping[str, Any]) -> RunPrice:
+def price_of_run(spec: RunSpec | None, start: JsonMap) -> RunPrice:
     """Return the price of the machines that the spec names, if the run was on them. `start` has the values of its last
     start event."""
     try:

@@ -17,7 +17,7 @@ from embark.catalog.machine import (
 )
 from embark.catalog.pricing import lowest_price
 from embark.errors import UserError, did_you_mean, near_names, nearest
-from embark.frozen import frozen
+from embark.values import frozen
 
 Sort = Literal["price", "memory", "name"]
 

@@ -17,7 +17,7 @@ from cyclopts import Parameter
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.events.events import Event, Sink, to_jsonable
 from embark.formatting import MISSING, format_bytes, redact, strip_control_chars, to_encoding, to_one_line
-from embark.frozen import frozen
+from embark.values import frozen
 
 if TYPE_CHECKING:  # importing rich takes a tenth of a second
     from rich.console import Console as RichConsole

@@ -8,7 +8,7 @@ from cyclopts import Parameter
 
 from embark.cli.console import Console, Flag
 from embark.errors import UserError, nearest
-from embark.frozen import frozen
+from embark.values import frozen
 
 _STARTER_MODEL = Path(__file__).parents[1] / "trainers" / "torch" / "starter_model.py"
 

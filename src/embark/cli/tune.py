@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -12,6 +12,7 @@ from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import ExitCode, UserError
 from embark.events.metrics import metric as find_metric
 from embark.formatting import format_duration, format_float, format_usd, pluralize
+from embark.values import JsonMap
 
 if TYPE_CHECKING:
     from embark.events import Event
@@ -92,7 +93,7 @@ class TuneView:
 
     def __init__(self, console: Console, show: Callable[[str, float, str], None], metric: str) -> None:
         self._console, self._show, self._metric, self._label = console, show, metric, find_metric(metric).label
-        self._trial: Mapping[str, Any] = {}
+        self._trial: JsonMap = {}
         self._num_steps, self._value = 0, None
 
     def emit(self, event: Event) -> None:
@@ -114,14 +115,14 @@ class TuneView:
         """The console closes the bar."""
 
 
-def _trial_line(trial: Mapping[str, Any], label: str) -> str:
+def _trial_line(trial: JsonMap, label: str) -> str:
     value = "" if trial["value"] is None else f", {label} {format_float(trial['value'])}"
     best = " (best so far)" if trial["best"] == trial["number"] else ""
     return (f"trial {trial['number']}: {trial['state']}{value}{best} in {format_duration(trial['seconds'])}; "
             f"{_settings(trial['values'])}")
 
 
-def _settings(values: Mapping[str, Any]) -> str:
+def _settings(values: JsonMap) -> str:
     return ", ".join(f"{field.partition('.')[2]} {format(value, '.3g') if isinstance(value, float) else value}"
                      for field, value in values.items())
 

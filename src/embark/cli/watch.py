@@ -11,8 +11,8 @@ from embark.dashboard.server import require_token, serve_page
 from embark.dashboard.terminal import watch_terminal
 from embark.errors import UserError
 from embark.formatting import pluralize
-from embark.frozen import frozen
 from embark.report.run_files import find_runs
+from embark.values import frozen
 
 PORT = 8750  # The first that is tried; the next ones where it is taken.
 NUM_PORTS = 20

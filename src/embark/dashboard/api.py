@@ -4,7 +4,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from embark.formatting import (
 from embark.report.figures import MAX_RANKS, list_of, phase_means, placement_of, prediction_of, rank_times
 from embark.report.record import GPU, HOST, Record, gpus_of
 from embark.store.run_dir import EVENTS
+from embark.values import JsonDict, JsonMap
 
 MAX_MARKS = 600
 MAX_NOTES = 30
@@ -47,7 +47,7 @@ PIECE_BYTES = 1 << 20
 _LEVELS = {"error": ("error", "fatal", "critical", "traceback", "exception"), "warning": ("warn",)}
 
 
-def summary(run: WatchedRun, now_s: float) -> dict[str, Any]:
+def summary(run: WatchedRun, now_s: float) -> JsonDict:
     """Return a run as a line of the list."""
     with run.lock:
         record, status = run.record, run.status(now_s)
@@ -67,7 +67,7 @@ def summary(run: WatchedRun, now_s: float) -> dict[str, Any]:
         }
 
 
-def _serving(traffic: TrafficRecord) -> dict[str, Any] | None:
+def _serving(traffic: TrafficRecord) -> JsonDict | None:
     """Return a server in the list, and its figures."""
     if not traffic:
         return None
@@ -85,7 +85,7 @@ def _serving(traffic: TrafficRecord) -> dict[str, Any] | None:
          pluralize(calibration.num, "label") if calibration else "no labels yet"]]}
 
 
-def detail(run: WatchedRun, now_s: float) -> dict[str, Any]:
+def detail(run: WatchedRun, now_s: float) -> JsonDict:
     """Return everything about one run except curves and logs."""
     with run.lock:
         record = run.record
@@ -136,7 +136,7 @@ def clock_text(time_s: float) -> str:
         return ""
 
 
-Values = Mapping[str, Any]
+Values = JsonMap
 
 
 def _ranks_text(values: Values, step: str) -> str:
@@ -203,7 +203,7 @@ def _since_start(record: Record, time_s: float) -> float:
     return round(time_s - (record.first_s or time_s), 3)
 
 
-def _money(run: WatchedRun, now_s: float) -> dict[str, Any]:
+def _money(run: WatchedRun, now_s: float) -> JsonDict:
     """Return what was spent in every attempt so far, and what is to go at the pace measured."""
     price, spent = run.price(), run.spent(now_s)
     return {
@@ -234,14 +234,14 @@ def _about(record: Record, held_by: str) -> list[list[str]]:
     return [[name, value[:MAX_TEXT]] for name, value in rows if value and value != "–"]
 
 
-def _marks(record: Record) -> list[dict[str, Any]]:
+def _marks(record: Record) -> list[JsonDict]:
     marked = [event for event in record.milestones if event.kind in MARKED]
     return [{"kind": event.kind, "step": to_finite(event.values.get("step", event.values.get("first_step"))),
              "at_s": _since_start(record, event.time_s), "time_s": event.time_s, "text": event_text(event)}
             for event in marked[-MAX_MARKS:]]
 
 
-def _machines(record: Record) -> list[dict[str, Any]]:
+def _machines(record: Record) -> list[JsonDict]:
     return [
         {"host": to_one_line(system.get("host", ""))[:200],
          **{name: to_finite(system.get(name)) for name in HOST[:4]},
@@ -250,13 +250,13 @@ def _machines(record: Record) -> list[dict[str, Any]]:
     ]
 
 
-def log_lines(run: WatchedRun, *, file: int, words: str) -> dict[str, Any]:
+def log_lines(run: WatchedRun, *, file: int, words: str) -> JsonDict:
     """Return the newest lines that hold all words, in any case. `file` 0 is the events, others the run's logs in
     order."""
     logs = run.files.logs()
     name = EVENTS if file <= 0 or file > len(logs) else logs[file - 1].name
     wanted = words.lower().split()
-    found: deque[dict[str, Any]] = deque()
+    found: deque[JsonDict] = deque()
     below = b""  # The line after this one.
     for line in _lines_backward(run, name, MAX_EVENT_BYTES if name == EVENTS else MAX_READ_BYTES):
         shown = _event_line(line) if name == EVENTS else {"text": line.decode("utf-8", "replace")}
@@ -277,7 +277,7 @@ def log_lines(run: WatchedRun, *, file: int, words: str) -> dict[str, Any]:
     return {"file": 0 if name == EVENTS else file, "files": ["events", *names], "lines": list(found)}
 
 
-def _event_line(line: bytes) -> dict[str, Any]:
+def _event_line(line: bytes) -> JsonDict:
     event = parse_event(line)
     if event is None:
         return {"text": line.decode("utf-8", "replace"), "kind": "unread", "time": ""}

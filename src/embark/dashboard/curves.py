@@ -3,17 +3,17 @@
 import json
 import math
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from embark.dashboard.runs import WatchedRun
 from embark.events.metrics import find
 from embark.events.plotting import Floats, means, thin
-from embark.frozen import frozen
 from embark.report.figures import MAX_LINES, RowsChart, charts_of, range_of
 from embark.report.record import Record
 from embark.report.rows import STEP, TIME, Rows
+from embark.values import JsonDict, frozen
 
 SHOWN = ("loss", "auc", "normalized_entropy", "samples_per_s", "step_s", "learning_rate")
 EVAL_OF = {"loss": "log_loss", "auc": "auc", "normalized_entropy": "normalized_entropy"}
@@ -64,7 +64,7 @@ def _numbers(values: Floats, digits: int = 7) -> list[float | None]:
     return [float(form % value) if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _chart(chart: RowsChart, record: Record, window: Window) -> dict[str, Any]:
+def _chart(chart: RowsChart, record: Record, window: Window) -> JsonDict:
     read = [(label, *_part(chart.rows, column, record, window)) for label, column in chart.lines]
     read = [(label, xs, ys) for label, xs, ys in read if np.isfinite(ys).any()]
     lines = []
@@ -74,7 +74,7 @@ def _chart(chart: RowsChart, record: Record, window: Window) -> dict[str, Any]:
     return {"key": chart.key, "title": chart.title, "unit": chart.unit, "num_lines": len(read), "lines": lines}
 
 
-def _curve(record: Record, name: str, window: Window) -> dict[str, Any]:
+def _curve(record: Record, name: str, window: Window) -> JsonDict:
     xs, ys = _part(record.steps, name, record, window)
     few, mean = thin(xs, ys, window.num_points), means(xs, ys, window.num_points // 2)
     known = find(name)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from embark.report.run_files import Finder, RunFiles, Tail
 from embark.spec import parse_spec
 from embark.store.lease import current_holder
 from embark.store.run_dir import EVENTS, SPEC, TUNE, RunDir
+from embark.values import JsonDict, JsonMap
 
 LOOK_S = 0.5
 LOOK_REMOTE_S = 5.0
@@ -184,7 +185,7 @@ class TuneFile:
     def __init__(self, run: Path) -> None:
         self._path = run.parent / TUNE if run.name.startswith("trial-") else None
         self._mark: tuple[int, int] | None = None
-        self.shown: dict[str, Any] | None = None
+        self.shown: JsonDict | None = None
 
     def look(self) -> bool:
         """Read the file; True where it has changed."""
@@ -201,7 +202,7 @@ class TuneFile:
         return True
 
 
-def _shown(tune: Mapping[str, Any]) -> dict[str, Any]:
+def _shown(tune: JsonMap) -> JsonDict:
     known = metric(tune["metric"])
     trials = [{**{name: one[name] for name in ("number", "state", "value", "seconds", "usd")},
                "values": {field: f"{value:.3g}" if isinstance(value, float) else str(value)

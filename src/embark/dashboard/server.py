@@ -29,8 +29,8 @@ from embark.errors import UserError
 from embark.events.events import to_jsonable
 from embark.events.sinks.prometheus import CONTENT_TYPE
 from embark.formatting import to_finite
-from embark.frozen import frozen
 from embark.report.context import diagnose_run
+from embark.values import JsonDict, frozen
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
@@ -178,7 +178,7 @@ class _Diagnoses:
         self._lock = threading.Lock()
         self._found: dict[str, tuple[int, float, list[Any], str]] = {}
 
-    def of(self, run: WatchedRun) -> dict[str, Any]:
+    def of(self, run: WatchedRun) -> JsonDict:
         with self._lock:
             version, when_s, found, problem = self._found.get(run.id, (-1, -math.inf, [], ""))
             if version != run.version and time.monotonic() - when_s > DIAGNOSE_S:

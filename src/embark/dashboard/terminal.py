@@ -2,9 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from typing import Any
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.live import Live
@@ -31,11 +30,11 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
-from embark.frozen import frozen
 from embark.report.charts import points_of, settled
 from embark.report.context import Liveness
 from embark.report.record import Record, gpus_of, slow_ranks
 from embark.report.run_files import Finder
+from embark.values import JsonMap, frozen
 
 MAX_POINTS = 600
 STYLES = {"running": "bold cyan", "finished": "bold green", "stopped": "bold yellow", "waiting": "dim"}
@@ -215,7 +214,7 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
         yield "look at", f"{to_one_line(finding.cause)} Next: {finding.fix}."
 
 
-def _machines(systems: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str]]:
+def _machines(systems: Sequence[JsonMap]) -> Iterator[tuple[str, str]]:
     """Yield how busy and how full the GPUs and hosts are, and what they read and write."""
     gpus = [gpu for system in systems for gpu in gpus_of(system)]
     for label, rows, (busy, used, total) in (
@@ -247,5 +246,5 @@ def _ranks(times_s: Sequence[float]) -> str:
     return text
 
 
-def _known(rows: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+def _known(rows: Sequence[JsonMap], name: str) -> list[float]:
     return [value for row in rows if (value := to_finite(row.get(name))) is not None]

@@ -19,6 +19,7 @@ from embark.events.traffic import (
     quantiles_s,
 )
 from embark.formatting import pluralize
+from embark.values import JsonDict
 
 MAX_POINTS = 360
 MAX_COLUMNS = 100
@@ -34,7 +35,7 @@ def replicas_of(runs: Sequence[WatchedRun], run: WatchedRun) -> list[WatchedRun]
         (other := one.record.traffic) and (other.model, other.uri) == (mine.model, mine.uri))]
 
 
-def traffic_of(runs: Sequence[WatchedRun]) -> dict[str, Any] | None:
+def traffic_of(runs: Sequence[WatchedRun]) -> JsonDict | None:
     """Return the traffic of replicas, ready to be JSON."""
     with ExitStack() as locks:
         for run in sorted(runs, key=lambda one: one.id):
@@ -43,7 +44,7 @@ def traffic_of(runs: Sequence[WatchedRun]) -> dict[str, Any] | None:
         return _shown(records) if records else None
 
 
-def _shown(records: Sequence[TrafficRecord]) -> dict[str, Any]:
+def _shown(records: Sequence[TrafficRecord]) -> JsonDict:
     view = TrafficView(records)
     times = [window.time_s for one in records for window in one.windows]
     start_s = min(times, default=0.0) - WINDOW_S
@@ -104,7 +105,7 @@ def _series(records: Sequence[TrafficRecord], start_s: float, end_s: float) -> d
     return found
 
 
-def _scores(view: TrafficView) -> dict[str, Any]:
+def _scores(view: TrafficView) -> JsonDict:
     counts, before = view.score_counts(), view.reference.reference_scores
     return {"x": _CENTRES, "now": (counts / max(1, int(counts.sum()))).tolist(), "num": int(counts.sum()),
             "reference": None if before is None else (before / max(1, int(before.sum()))).tolist(),
@@ -112,7 +113,7 @@ def _scores(view: TrafficView) -> dict[str, Any]:
             "words": _LEVELS[view.scores.level] if view.scores else ""}
 
 
-def _calibration(view: TrafficView) -> dict[str, Any] | None:
+def _calibration(view: TrafficView) -> JsonDict | None:
     found = view.calibration
     if found is None:
         return None
@@ -123,11 +124,11 @@ def _calibration(view: TrafficView) -> dict[str, Any] | None:
             "observed": [float(clicks[i] / num[i]) for i in used]}
 
 
-def _ratio(found: Calibration) -> dict[str, Any]:
+def _ratio(found: Calibration) -> JsonDict:
     return {"num": found.num, "clicks": found.clicks, "ratio": found.ratio, "is_off": found.is_off}
 
 
-def _versions(records: Sequence[TrafficRecord]) -> list[dict[str, Any]]:
+def _versions(records: Sequence[TrafficRecord]) -> list[JsonDict]:
     """Return the versions, the newest first."""
     found = []
     for version in sorted({number for one in records for number in one.versions}, reverse=True):

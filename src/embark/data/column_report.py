@@ -15,8 +15,8 @@ from embark.data.prepared.parts import iter_blocks
 from embark.data.prepared.source import PreparedSource
 from embark.data.task_labels import main_label
 from embark.features.arrays import Array, Doubles
-from embark.frozen import frozen
 from embark.spec import RunSpec
+from embark.values import frozen
 
 LEAK_AUC = 0.9
 """A column that alone reaches this is nearly the label: on real clicks no single one comes near, and no model."""

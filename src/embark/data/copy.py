@@ -6,16 +6,15 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import Any
 
 from embark.data.prepare.journal import PREPARING
 from embark.data.prepared import MANIFEST, Manifest
 from embark.errors import DataError, UserError
 from embark.formatting import shortlist
-from embark.frozen import frozen
 from embark.store import Entry, ObjectStore, open_store
 from embark.store.object_store import LocalStore
 from embark.store.transfer import COPY_STATE, CopyItem, CopyPlan, Transfer
+from embark.values import JsonDict, frozen
 
 ShowProgress = Callable[[int, int], None]
 
@@ -37,7 +36,7 @@ class CopyResult:
     def copied_bytes(self) -> int:
         return sum(item.size_bytes for item in self.items)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         both = {"source": self.source, "target": self.target, "num_there_already": self.num_existing,
                 "copied_bytes": self.copied_bytes}
         if self.is_dry_run:

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from embark.data import LOOK, open_source, resolve_from_data
 from embark.data.kept_maps import find_id_maps
@@ -16,8 +16,8 @@ from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.data.prepared.manifest import EARLIER
 from embark.errors import DataError, UserError
 from embark.features.schema import TIME_ROWS
-from embark.frozen import frozen
 from embark.spec.run import RunSpec
+from embark.values import JsonDict, frozen
 
 SplitName = Literal["train", "validation", "test"]
 
@@ -101,7 +101,7 @@ def _refuse_other_data(spec: RunSpec, fingerprint: str, found: str) -> None:
 
 def _prepared(spec: RunSpec, path: str, split: str, *, is_custom: bool) -> EvaluationRows:
     split = split or spec.data.eval_split
-    changes: dict[str, Any] = {"kind": "prepared", "path": path, "shuffle": "none"}
+    changes: JsonDict = {"kind": "prepared", "path": path, "shuffle": "none"}
     if split != "train":
         changes["eval_split"] = split
     opened = resolve_from_data(spec.model_copy(update={"data": spec.data.model_copy(update=changes)}))

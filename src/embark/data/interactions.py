@@ -28,10 +28,10 @@ from embark.features.encoding import plain_options
 from embark.features.hashing import hash_counters
 from embark.features.rows import RawRows
 from embark.features.schema import Schema, SparseColumn
-from embark.frozen import frozen
 from embark.spec import DataSpec, ModelSpec
 from embark.spec.data import PrepareSpec
 from embark.spec.features import GUESSED, FeaturesSpec
+from embark.values import JsonDict, frozen
 
 
 class InteractionsSource:
@@ -117,7 +117,7 @@ class Log:
     counts: Int64s | None
     schema: Schema
     prepare: PrepareSpec
-    sources: tuple[dict[str, Any], ...]
+    sources: tuple[JsonDict, ...]
     users: Any  # The cells of the rows' users.
     firsts: Int64s  # A row of each user.
 

@@ -11,9 +11,9 @@ from embark.data.loader import Batch, SampleSource
 from embark.errors import DataError
 from embark.features.arrays import Array, Floats, Int32s, Int64s
 from embark.features.hashing import hash_counters, stream_key
-from embark.frozen import frozen
 from embark.spec.model import ModelSpec
 from embark.spec.two_tower import is_item_table
+from embark.values import frozen
 
 _ROWS_AT_ONCE = 65_536
 _NEGATIVES = 0x6E6567  # The stream of random numbers.

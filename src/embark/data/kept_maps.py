@@ -15,11 +15,11 @@ from embark.data import LOOK
 from embark.data.prepared import MANIFEST, Manifest
 from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.features.arrays import Array
-from embark.frozen import frozen
 from embark.spec.run import RunSpec
 from embark.store import open_store
 from embark.store.object_store import normalize_path
 from embark.store.transfer import CopyItem, Transfer
+from embark.values import frozen
 
 FOLDER = "data"  # A folder of a run's directory.
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar
 import numpy as np
 
 from embark.features.arrays import Array, Bytes, Floats, Int32s, Int64s, ragged_positions
-from embark.frozen import frozen
 from embark.model.steps import samples_per_rank, steps_per_epoch
 from embark.spec.model import Table
+from embark.values import frozen
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import PreparedSource, RawBatches

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,11 +19,11 @@ from embark.data.workers import Report, WorkerPool, num_cores
 from embark.errors import UserError
 from embark.features.encoding import weights_features
 from embark.formatting import format_bytes
-from embark.frozen import frozen
 from embark.spec.run import RunSpec
 from embark.spec.tasks import Task, label_columns
 from embark.store import write_atomic
 from embark.store.errors import writing
+from embark.values import JsonDict, frozen
 
 MIN_ROWS_TO_SHARE = 1_000_000  # Below this, one process is done before another has started.
 
@@ -49,7 +48,7 @@ class MakeResult:
     manifest: Manifest
     elapsed_s: float
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         return {"path": str(self.path), "rows": self.manifest.rows_by_split, "size_bytes": self.manifest.size_bytes,
                 "elapsed_s": self.elapsed_s}
 
@@ -131,7 +130,7 @@ def _most_ids(layout: Layout) -> list[int]:
     return [BLOCK_ROWS * layout.features[i].multi_hot for i in layout.ragged]
 
 
-def _settings(spec: RunSpec) -> dict[str, Any]:
+def _settings(spec: RunSpec) -> JsonDict:
     data = spec.data
     return {
         "made": "synthetic", "seed": data.seed, "zipf_exponent": data.zipf_exponent, "signal": data.signal,

@@ -10,7 +10,7 @@ from typing import Self
 
 import psutil
 
-from embark.frozen import frozen
+from embark.values import frozen
 
 _REPORT_EVERY_S = 0.5
 _MEASURE_EVERY_S = 0.2

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,9 +12,9 @@ from embark.data.prepare.inputs import Inputs
 from embark.data.prepared import MANIFEST, Layout, Manifest, Part, PartWriter, Split
 from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.errors import EmbarkError
-from embark.frozen import frozen
 from embark.spec.run import RunSpec
 from embark.store import open_store, write_atomic
+from embark.values import JsonDict, frozen
 
 
 @frozen
@@ -71,7 +70,7 @@ def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:
     write_atomic(out / MANIFEST, manifest.to_text())
 
 
-def _with_preparation(spec: RunSpec, layout: Layout) -> tuple[Layout, dict[str, Any]]:
+def _with_preparation(spec: RunSpec, layout: Layout) -> tuple[Layout, JsonDict]:
     """Return the layout and settings of a sample. If all ids of the data are hashes, raw rows get those of the smaller
     tables, so that what is trained on the sample is exported with the columns of the data."""
     if spec.data.kind == "prepared" and not spec.model.tasks:

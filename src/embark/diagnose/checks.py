@@ -19,6 +19,7 @@ from embark.events.monitoring import FULL, HOT_C, INPUT_SHARE, SLOW_RANK, SLOW_S
 from embark.events.quality import Quality
 from embark.formatting import format_step_time, to_finite, to_one_line
 from embark.spec import RunSpec
+from embark.values import JsonDict
 
 MAX_RANKS = 100_000
 MAX_HOSTS = 20_000
@@ -136,7 +137,7 @@ class StepTimes:
         """Each rank's own time from profiled steps, which also show the waits within a step."""
         self._loader: list[tuple[float, float, Evidence]] = []
         self._first: dict[int, Evidence] = {}
-        self._predicted: dict[str, Any] = {}
+        self._predicted: JsonDict = {}
         self._steps: list[tuple[float, Evidence]] = []
         self._hot: dict[tuple[str, str], list[tuple[float, Evidence]]] = {}
         """The first readings that are too high, by machine and GPU."""
@@ -247,7 +248,7 @@ class StepTimes:
                      "is full the kernel kills a rank, and the run ends without a message")
             yield RuleMatch(rule_named("host-memory-nearly-full"), evidence, len(full), cause=cause)
 
-    def _read_step(self, event: dict[str, Any], evidence: Evidence) -> None:
+    def _read_step(self, event: JsonDict, evidence: Evidence) -> None:
         step_s = to_finite(event.get("step_s"))
         if step_s is None or step_s <= 0:
             return
@@ -264,7 +265,7 @@ class StepTimes:
             self._add(self._by_rank, evidence.rank, step_s, evidence)
         self._add_wait(_seconds(_LOADER_S.search(text)), step_s, evidence)
 
-    def _read_ranks(self, event: dict[str, Any], evidence: Evidence) -> None:
+    def _read_ranks(self, event: JsonDict, evidence: Evidence) -> None:
         self._add_all(self._own, event.get("step_s"), evidence)
         pairs = [(to_finite(wait), to_finite(step)) for wait, step in zip(
             _list(event.get("input_s")), _list(event.get("step_s")), strict=False)]

@@ -17,7 +17,6 @@ from embark.diagnose.source import DiagnosedFile, sources_of
 from embark.errors import EmbarkError
 from embark.events.quality import start_command
 from embark.formatting import redact, to_one_line
-from embark.frozen import frozen
 from embark.launch.backend import LogLine, RunEvent, backend_of
 from embark.launch.run_registry import lookup_run
 from embark.launch.shell import Shell
@@ -26,6 +25,7 @@ from embark.plan.prediction import Setup
 from embark.spec import RunSpec, load_spec
 from embark.spec.train import divides
 from embark.store.run_dir import SPEC
+from embark.values import frozen
 
 MemoryKind = Literal["device", "host"]
 MAX_QUOTED = 300

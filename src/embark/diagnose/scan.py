@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from embark.diagnose.source import DiagnosedFile, Line, fold, lines, pieces, rank_of, time_of
 from embark.events.quality import quality_rules
 from embark.formatting import shortlist
-from embark.frozen import frozen
+from embark.values import JsonDict, frozen
 
 Kind = Literal["cause", "symptom", "summary", "slow", "quality"]
 """`cause`: ends a run by itself. `symptom`: what the other ranks then say. `summary`: what a launcher says at the end.
@@ -69,10 +69,10 @@ def rule_named(name: str) -> Rule:
     return next(rule for rule in load_rules() if rule.name == name)
 
 
-def _rule(row: dict[str, Any]) -> Rule:
+def _rule(row: JsonDict) -> Rule:
     patterns = [_text(text) for text in row.pop("text", ())] + [_like(*words) for words in row.pop("like", ())]
     cured_by = tuple(_like(*words) for words in row.pop("cured_by", ()))
-    lists: dict[str, Any] = {name: tuple(row.pop(name)) for name in ("where", "unless", "explains") if name in row}
+    lists: JsonDict = {name: tuple(row.pop(name)) for name in ("where", "unless", "explains") if name in row}
     return Rule(patterns=tuple(patterns), cured_by=cured_by, **lists, **row)
 
 

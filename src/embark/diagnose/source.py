@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, cast
 
 from embark.errors import UserError
-from embark.frozen import frozen
 from embark.store import RunDir, find_run
 from embark.store.run_dir import EVENTS, LOG_FOLDERS, SMALL_FILES, SPEC
+from embark.values import frozen
 
 Form = Literal["log", "events", "manifest"]
 STDIN = "-"

@@ -20,7 +20,6 @@ from embark.catalog.machine import WARNING_DAYS
 from embark.doctor.host import Check, check
 from embark.errors import EmbarkError, UserError
 from embark.formatting import format_usd, to_one_line
-from embark.frozen import frozen
 from embark.launch.backend import LaunchRequest
 from embark.launch.backends.slurm import Slurm
 from embark.launch.shell import Shell
@@ -29,8 +28,9 @@ from embark.render.monitoring import CloudQuota, cloud_quotas, needed_units, quo
 from embark.spec import RunSpec
 from embark.store import open_store
 from embark.store.errors import BRIEF_RETRY
+from embark.values import JsonDict, frozen
 
-CLOUDS: dict[str, Any] = tomllib.loads(Path(__file__).with_name("account_clouds.toml").read_text(encoding="utf-8"))
+CLOUDS: JsonDict = tomllib.loads(Path(__file__).with_name("account_clouds.toml").read_text(encoding="utf-8"))
 """The command line of each cloud, and what its errors mean."""
 PRICE_MOVED = 0.25  # A spot price that differs this much from the catalog's is worth a warning.
 
@@ -326,7 +326,7 @@ def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
                     f"https://console.cloud.google.com/iam-admin/quotas?project={gcloud.account}")
 
 
-def _cloud_quota_limit(infos: Sequence[dict[str, Any]], quota: CloudQuota, location: str) -> float | None:
+def _cloud_quota_limit(infos: Sequence[JsonDict], quota: CloudQuota, location: str) -> float | None:
     """Return the limit of a quota. A limit for its own dimension value takes precedence over a general one; no value
     means 0."""
     found: dict[str, float] = {}
@@ -345,7 +345,7 @@ def _gcp_global_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
             yield _gcp_quota(rows[name], need, "in all regions", gcloud.account)
 
 
-def _gcp_quota(row: dict[str, Any], need: Need, where: str, project: str) -> Check:
+def _gcp_quota(row: JsonDict, need: Need, where: str, project: str) -> Check:
     limit, used = float(row["limit"]), float(row["usage"])
     return need.quota_check(row["metric"], limit, used,
                             f"https://console.cloud.google.com/iam-admin/quotas?project={project}: ask for "

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from embark.doctor.host import Check, Host, check
-from embark.frozen import frozen
+from embark.values import frozen
 
 _FIELDS = ("name", "memory.total", "driver_version", "compute_cap", "ecc.errors.uncorrected.volatile.total")
 _FEWER = _FIELDS[:3]  # Fields that old drivers know, too.

@@ -8,7 +8,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Literal
 
-from embark.frozen import frozen
+from embark.values import frozen
 
 Verdict = Literal["ok", "warning", "wrong"]
 GIB = 2**30

@@ -10,12 +10,11 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import field
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
 from embark.doctor.host import Check, Host, check
-from embark.frozen import frozen
+from embark.values import JsonDict, frozen
 
 _AMAZON = "0x1d0f"
 _PLUGIN_FOLDERS = ("/opt/amazon/ofi-nccl", "/opt/aws-ofi-nccl", "/opt/amazon/efa", "/usr/lib/x86_64-linux-gnu",
@@ -119,7 +118,7 @@ class Facts:
     num_gpus: int = 0
     arches: list[str] = field(default_factory=list)
     trouble: str = ""  # Why it failed, or CUDA's error.
-    reduce: dict[str, Any] = field(default_factory=dict)
+    reduce: JsonDict = field(default_factory=dict)
 
 
 class Probe:

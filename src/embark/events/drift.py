@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.frozen import frozen
+from embark.values import frozen
 
 MODERATE, LARGE = 0.1, 0.25
 """The usual thresholds; where they come from: Yurdakul and Naranjo, https://doi.org/10.1080/00949655.2019.1663434"""

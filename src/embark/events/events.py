@@ -19,7 +19,7 @@ from typing import IO, Any, Protocol
 
 from embark.errors import Fault
 from embark.formatting import format_count, redact, to_finite, to_one_line
-from embark.frozen import frozen
+from embark.values import JsonMap, frozen
 
 
 def uptime_s() -> float:
@@ -104,7 +104,7 @@ class Event:
     error`."""
 
     kind: str
-    values: Mapping[str, Any] = field(default_factory=dict)
+    values: JsonMap = field(default_factory=dict)
     time_s: float = field(default_factory=now_s)  # Seconds since 1970.
     rank: int = 0
 
@@ -124,15 +124,15 @@ class NewestEvents(ABC):
     """The values of the newest event of each kind; empty where there was none."""
 
     def __init__(self) -> None:
-        self.start: Mapping[str, Any] = {}
-        self.step: Mapping[str, Any] = {}
-        self.eval: Mapping[str, Any] = {}
-        self.save: Mapping[str, Any] = {}
-        self.end: Mapping[str, Any] = {}
-        self.error: Mapping[str, Any] = {}
-        self.interrupt: Mapping[str, Any] = {}
-        self.plan: Mapping[str, Any] = {}
-        self.predict: Mapping[str, Any] = {}
+        self.start: JsonMap = {}
+        self.step: JsonMap = {}
+        self.eval: JsonMap = {}
+        self.save: JsonMap = {}
+        self.end: JsonMap = {}
+        self.error: JsonMap = {}
+        self.interrupt: JsonMap = {}
+        self.plan: JsonMap = {}
+        self.predict: JsonMap = {}
 
     @property
     @abstractmethod
@@ -285,7 +285,7 @@ def read_events(path: Path) -> Iterator[Event]:
         yield from filter(None, map(parse_event, split_lines(read_blocks(file))))
 
 
-def resume_command(start: Mapping[str, Any]) -> str:
+def resume_command(start: JsonMap) -> str:
     """Return `the same command`, changed if `--fresh` would start another run, and has perhaps given this one another
     name."""
     if not start.get("is_fresh"):
@@ -327,7 +327,7 @@ def changes_of(events: Iterable[Event]) -> list[Change]:
     return found
 
 
-def warm_start_text(values: Mapping[str, Any]) -> str:
+def warm_start_text(values: JsonMap) -> str:
     """Say whose weights a run began with, from a `warm_start` event."""
     step, fresh, rows = (format_count(values.get(name)) for name in ("from_step", "num_fresh_rows", "num_rows"))
     return f"of {to_one_line(values.get('run', ''))} at step {step}; {fresh} of {rows} table rows are new"

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from embark.events.events import Event
 from embark.formatting import MISSING, format_count, format_float, to_finite, to_float, to_one_line
-from embark.frozen import frozen
+from embark.values import JsonDict, JsonMap, frozen
 
 Kind = Literal["gauge", "counter"]
 Labels = tuple[tuple[str, str], ...]  # Names and values, in the order of the metric's `labels`.
@@ -189,7 +189,7 @@ class TaskRow:
     train: str
 
 
-def task_rows(held: Mapping[str, Any], step: Mapping[str, Any]) -> list[TaskRow]:
+def task_rows(held: JsonMap, step: JsonMap) -> list[TaskRow]:
     """Return rows from the newest evaluation and the newest training window, task by task."""
     trained = dict(_tasks(step))
     rows = []
@@ -204,16 +204,16 @@ def task_rows(held: Mapping[str, Any], step: Mapping[str, Any]) -> list[TaskRow]
     return rows
 
 
-def _tasks(values: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _tasks(values: JsonMap) -> Iterator[tuple[str, JsonMap]]:
     found = values.get("tasks")
     for name, of_task in found.items() if isinstance(found, Mapping) else ():
         if isinstance(of_task, Mapping):
             yield to_one_line(name), of_task
 
 
-def ranking_rows(rankings: Mapping[str, Mapping[str, float]]) -> list[dict[str, Any]]:
+def ranking_rows(rankings: Mapping[str, Mapping[str, float]]) -> list[JsonDict]:
     """Return rows with Hit, NDCG and MRR of the next item at each K, by what the held-out items were ranked among."""
-    rows: list[dict[str, Any]] = []
+    rows: list[JsonDict] = []
     for name, found in rankings.items():
         among = {"all_items": f"all {format_count(found['num_candidates'])} items",
                  "unseen_items": "items new to the user"}.get(

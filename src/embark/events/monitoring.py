@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from embark.events.metrics import METRICS, TRAINING_GROUPS, UNITS, metric
 from embark.events.sinks.prometheus import RUN, prometheus_name
-from embark.frozen import frozen
+from embark.values import JsonDict, frozen
 
 IDLE_PERCENT = 5
 IDLE_MINUTES = 30  # Longer than a checkpoint, an evaluation and a restart take.
@@ -47,7 +47,7 @@ def alerts() -> tuple[Alert, ...]:
     return tuple(Alert(**{**row, "minutes": int(row.get("minutes", 0))}) for row in filled)
 
 
-def alert_rules(prefix: str = "") -> list[dict[str, Any]]:
+def alert_rules(prefix: str = "") -> list[JsonDict]:
     """Return the rules in the form that Prometheus takes, in files and in Kubernetes objects."""
     return [{"alert": one.name, "expr": one.expression, "for": f"{one.minutes}m", "labels": {"severity": one.severity},
              "annotations": {"summary": f"{prefix}{one.what}"}} for one in alerts()]
@@ -68,7 +68,7 @@ LIMITS = {"host_used_bytes": "host_bytes", "gpu_used_bytes": "gpu_total_bytes", 
 """Metrics that are drawn into the panel of another: what is available, what was predicted, the ceiling."""
 
 
-def dashboard() -> dict[str, Any]:
+def dashboard() -> JsonDict:
     """Return what Grafana imports, or is provisioned with: a row for each group, a panel for each metric."""
     import jinja2
 
@@ -77,7 +77,7 @@ def dashboard() -> dict[str, Any]:
     text = environment.get_template("grafana.json.j2").render(
         run=RUN, metric=metric, prometheus_name=prometheus_name, panels=_panels(), limits=LIMITS, hot_c=HOT_C,
         unit=lambda one: UNITS["grafana"].get(one.unit, "short"))
-    found: dict[str, Any] = json.loads(text)
+    found: JsonDict = json.loads(text)
     return found
 
 

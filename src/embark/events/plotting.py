@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from embark.frozen import frozen
+from embark.values import frozen
 
 Floats = NDArray[np.float64]
 Point = tuple[float, float]  # A step and a value.

@@ -16,8 +16,8 @@ from embark.events.drift import LOGITS
 from embark.events.events import Event
 from embark.events.traffic import TRAFFIC_KINDS, TrafficRecord, findings
 from embark.formatting import format_count, format_float, to_finite, to_one_line
-from embark.frozen import frozen
 from embark.spec.user_code import file_of, is_custom
+from embark.values import JsonMap, frozen
 
 RULES = Path(__file__).with_name("quality.toml")
 LEAK_AUC = 0.995  # Clicks are never predicted that well.
@@ -57,8 +57,8 @@ class Quality:
     """Collects a run's events and finds what they say about the model."""
 
     def __init__(self) -> None:
-        self._train: dict[int, Mapping[str, Any]] = {}
-        self._evals: dict[int, Mapping[str, Any]] = {}
+        self._train: dict[int, JsonMap] = {}
+        self._evals: dict[int, JsonMap] = {}
         self._notes: dict[str, str] = {}  # Sentences by the name of the rule.
         self._has_stopped_early = False
         self._best_step = 0.0  # Of early stopping; 0 without.
@@ -131,7 +131,7 @@ class Quality:
         if calibration is not None and abs(calibration - 1) > max(OFF, 3 / math.sqrt(max(1.0, _num_clicks(held)))):
             yield "miscalibrated", {"ratio": f"{calibration:.2f}"}
 
-    def _overfitting(self, last: int, held: Mapping[str, Any]) -> str:
+    def _overfitting(self, last: int, held: JsonMap) -> str:
         """Say how the held-out loss rises while the training loss falls or, with one evaluation, lies far above it."""
         known = ((step, to_finite(one.get("log_loss"))) for step, one in self._evals.items())
         losses = {step: loss for step, loss in known if loss is not None}
@@ -151,7 +151,7 @@ class Quality:
                     f"{format_float(auc)}")
         return ""
 
-    def _still_improving(self, last: int, held: Mapping[str, Any]) -> str:
+    def _still_improving(self, last: int, held: JsonMap) -> str:
         """Say how much the held-out AUC rose in the last part of a run that its number of steps ended."""
         aucs = {step: auc for step, one in self._evals.items() if (auc := to_finite(one.get("auc"))) is not None}
         before = max((step for step in aucs if step < last), default=0)
@@ -164,7 +164,7 @@ class Quality:
         return (f"from step {format_count(before)} to {format_count(last)}, its last, the held-out AUC rose from "
                 f"{format_float(aucs[before])} to {format_float(aucs[last])}")
 
-    def _unchanged(self, last: int, held: Mapping[str, Any]) -> str:
+    def _unchanged(self, last: int, held: JsonMap) -> str:
         """Say that the same samples are scored the same after more training."""
         first, before = min(self._evals.items(), default=(0, {}))
         a, b = to_finite(before.get("log_loss")), to_finite(held.get("log_loss"))
@@ -173,7 +173,7 @@ class Quality:
                     f"{format_count(last)} alike")
         return ""
 
-    def _train_at(self, step: int) -> Mapping[str, Any]:
+    def _train_at(self, step: int) -> JsonMap:
         """Return the training window that ends nearest to a step."""
         at = min(self._train, key=lambda one: abs(one - step), default=None)
         return {} if at is None else self._train[at]
@@ -188,7 +188,7 @@ def _are_probabilities(counts: Any) -> bool:
     return 0 < sum(num) == sum(num[first:behind])
 
 
-def _num_clicks(held: Mapping[str, Any]) -> float:
+def _num_clicks(held: JsonMap) -> float:
     """Return the number of clicks, or of the others if these are fewer: normalized entropy is log loss over the entropy
     of their share."""
     loss, ne = to_finite(held.get("log_loss")), to_finite(held.get("normalized_entropy"))

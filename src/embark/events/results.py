@@ -5,10 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from embark.errors import MissingPackage
 from embark.events.events import read_events, to_jsonable
+from embark.values import JsonDict
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,12 +23,12 @@ class Tabular(ABC):
     __slots__ = ()
 
     @abstractmethod
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[JsonDict]:
         """Return a dict of plain values for each row of the table."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Return all fields as values of JSON: what the command prints with `--json`."""
-        found: dict[str, Any] = to_jsonable(self)
+        found: JsonDict = to_jsonable(self)
         return found
 
     def to_pandas(self) -> pd.DataFrame:
@@ -35,7 +36,7 @@ class Tabular(ABC):
         return data_frame(self.to_rows())
 
 
-class TrainResult(dict[str, Any]):
+class TrainResult(JsonDict):
     """The values of the last evaluation and of the end of a run; as a table, its curves."""
 
     def __repr__(self) -> str:
@@ -43,9 +44,9 @@ class TrainResult(dict[str, Any]):
         shown = {name: value for name, value in self.items() if isinstance(value, (int, float, str))}
         return f"TrainResult({shown})"
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[JsonDict]:
         """Return a row for each step that was logged or evaluated; `eval_` columns are of held-out rows."""
-        rows: dict[int, dict[str, Any]] = {}
+        rows: dict[int, JsonDict] = {}
         path = Path(str(self.get("run_dir", ""))) / "events.jsonl"
         for event in read_events(path) if path.is_file() else ():
             if event.kind in ("step", "eval") and isinstance(step := event.values.get("step"), int):
@@ -55,7 +56,7 @@ class TrainResult(dict[str, Any]):
                     {prefix + name: event.values[name] for name in names if name in event.values})
         return [rows[step] for step in sorted(rows)]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Return the values of the last evaluation and of the end as values of JSON."""
         return {name: to_jsonable(value) for name, value in self.items()}
 
@@ -64,7 +65,7 @@ class TrainResult(dict[str, Any]):
         return data_frame(self.to_rows())
 
 
-def data_frame(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+def data_frame(rows: Sequence[JsonDict]) -> pd.DataFrame:
     """Return rows as a data frame with the columns of all of them."""
     try:
         import pandas as pd

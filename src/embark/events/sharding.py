@@ -1,16 +1,16 @@
 """A sharding plan as text: in a few lines where similar tables share one, or table by table for plan.txt."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from embark.formatting import format_bytes, format_count, pluralize, to_finite, to_one_line
+from embark.values import JsonMap
 
 MAX_LINES = 5
 GIB = 2**30
 SHAPE = ("sharding", "kernel", "rows", "dim")
 COLUMNS = ("table", "rows", "dim", "sharding", "kernel", "ranks", "GiB")
 
-Table = Mapping[str, Any]
+Table = JsonMap
 Row = tuple[str, str, str, str]  # Tables, their size, their sharding and ranks, and their bytes.
 
 
@@ -29,7 +29,7 @@ def plan_rows(tables: Sequence[Table]) -> list[Row]:
             ("and", pluralize(len(rest), "more table"), "", format_bytes(_bytes(rest)))]
 
 
-def rank_line(per_rank: Sequence[Mapping[str, Any]]) -> str:
+def rank_line(per_rank: Sequence[JsonMap]) -> str:
     """Say how full the ranks are, such as `83.2 MB to 91.0 MB on each of 8 ranks`; empty for one rank."""
     held = [read for read in (to_finite(rank.get("bytes")) for rank in per_rank) if read is not None]
     if len(held) < 2:
@@ -77,7 +77,7 @@ def _bytes(group: Sequence[Table]) -> float:
     return sum(to_finite(table.get("bytes")) or 0 for table in group)
 
 
-def plan_text(layout: Mapping[str, Any]) -> str:
+def plan_text(layout: JsonMap) -> str:
     """Write every table on a line of its own, then how full each rank is."""
     rows = [COLUMNS, *(_text_row(table) for table in layout["tables"])]
     widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
@@ -86,7 +86,7 @@ def plan_text(layout: Mapping[str, Any]) -> str:
     return "\n".join([*lines, "", *ranks]) + "\n"
 
 
-def _text_row(table: Mapping[str, Any]) -> tuple[str, ...]:
+def _text_row(table: JsonMap) -> tuple[str, ...]:
     return (
         table["table"], f"{table['rows']:,}", str(table["dim"]), table["sharding"], table["kernel"],
         ",".join(map(str, table["ranks"])), f"{table['bytes'] / GIB:.3f}",

@@ -8,7 +8,7 @@ from typing import Literal
 
 from embark.events.events import Event
 from embark.formatting import format_duration, format_usd, pluralize, to_finite
-from embark.frozen import frozen
+from embark.values import frozen
 
 Reason = Literal["preempted", "interrupted", "died", "error"]
 BUDGET = "budget"  # The signal and the outcome of a run whose budget is spent.

@@ -6,7 +6,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -31,6 +30,7 @@ from embark.formatting import (
     to_float,
     to_one_line,
 )
+from embark.values import JsonMap
 
 PACE_S = 30.0  # Seconds whose steps are used to estimate the time left.
 MAX_WIDTH = 100
@@ -207,13 +207,13 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> Renderable
     return Padding(table, (0, 0, 0, 2))
 
 
-def metric_label(name: str, evaluated: Mapping[str, Any]) -> str:
+def metric_label(name: str, evaluated: JsonMap) -> str:
     """Return the label with the K of the evaluation, such as `Recall@20`."""
     k = to_finite(evaluated.get("k"))
     return metric(name).label.replace("@K", f"@{k:.0f}" if k else "@K")
 
 
-def ranking_text(evaluated: Mapping[str, Any]) -> str:
+def ranking_text(evaluated: JsonMap) -> str:
     """Return the ranking metrics, such as `Recall@20 0.2513 · NDCG@20 0.1034 · Hit@20 0.2513`; empty if there are
     none."""
     if RANKING[0] not in evaluated:
@@ -242,7 +242,7 @@ def paths(history: History) -> Iterator[tuple[str, str]]:
         yield "report", to_one_line(report)
 
 
-def best_checkpoint(end: Mapping[str, Any]) -> str:
+def best_checkpoint(end: JsonMap) -> str:
     """Name the best checkpoint, such as `AUC 0.7812 at step 1,500: runs/a/checkpoints/step-000001500, as runs/a@best`;
     empty without early stopping."""
     state = end.get("early_stopping")

@@ -9,6 +9,8 @@ from typing import Any, Self
 
 import psutil
 
+from embark.values import JsonDict
+
 INTERNAL = ("lo", "br-", "cali", "cni", "docker", "flannel", "ifb", "tunl", "veth", "virbr", "vxlan")
 """Interfaces inside the machine: what goes over them and then out would count twice."""
 NOT_A_DISK = ("dm-", "loop", "md", "ram", "sr", "zram")
@@ -23,7 +25,7 @@ class SystemSampler:
 
     def __init__(self, every_s: float, rank: int = 0) -> None:
         self._every_s, self._rank = every_s, rank
-        self._newest: dict[str, Any] | None = None
+        self._newest: JsonDict | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="embark-system", daemon=True)
         self.busy_s = 0.0  # Processor time that sampling has taken so far.
@@ -39,7 +41,7 @@ class SystemSampler:
         if self._thread.ident is not None:
             self._thread.join(timeout=2.0)
 
-    def take(self) -> dict[str, Any] | None:
+    def take(self) -> JsonDict | None:
         """Return the newest sample, once."""
         newest, self._newest = self._newest, None
         return newest

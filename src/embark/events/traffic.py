@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from embark.events.drift import NUM_SCORE_BINS, Drift, drift
 from embark.events.events import Event
 from embark.formatting import format_si, format_step_time, to_finite, to_one_line
-from embark.frozen import frozen
+from embark.values import JsonDict, JsonMap, frozen
 
 TRAFFIC_KINDS = frozenset({"serve", "traffic", "version_refused", "serve_end"})
 WINDOW_S = 10.0  # Duration of one `traffic` event.
@@ -184,7 +184,7 @@ class TrafficRecord:
         rate = [f"{format_si(last.num_requests / last.seconds)} requests/s"] if last and last.seconds else []
         return " · ".join([f"version {self.version}", *rate, *([f"p99 {format_step_time(p99)}"] if p99 else [])])
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> JsonDict:
         """Return the metrics of the last window and of the recent ones, as a `traffic` event has them."""
         seen = TrafficView([self])
         last = self.windows[-1] if self.windows else None
@@ -291,7 +291,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.0f} %" if share >= 0.095 or not share else f"{100 * share:.1f} %"
 
 
-def _column(held: Mapping[str, Any]) -> ColumnReference:
+def _column(held: JsonMap) -> ColumnReference:
     labels = tuple(map(to_one_line, held["labels"]))
     return ColumnReference(to_one_line(held["name"]), str(held["kind"]), labels,
                            _counts(held["counts"], len(labels)))

@@ -27,7 +27,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -67,7 +67,6 @@ from embark.features.encoding import IdMap, RowEncoder, by_rising_key, same_leng
 from embark.features.numbers import NumberCode, Numbers, recorded_numbers
 from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
-from embark.frozen import frozen
 from embark.spec.data import REMOVED_OPTIONS, PrepareSpec
 from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, legacy_features
 from embark.spec.model import ModelSpec
@@ -77,6 +76,7 @@ from embark.store.atomic_file import NO_LOCKS, make_directory
 from embark.store.checkpoint_store import COMMIT_FILE
 from embark.store.errors import NotFound
 from embark.store.run_dir import SPEC
+from embark.values import JsonDict, JsonMap, frozen
 
 FORMAT_VERSION: Literal[1] = 1
 INFO, WEIGHTS, ID_MAPS, ITEMS = "artifact.json", "weights.safetensors", "id_maps.safetensors", "items.safetensors"
@@ -127,9 +127,9 @@ class RowFormat(_Section):
         return {key: value for key, value in values.items() if key not in REMOVED_OPTIONS}
 
     @model_serializer(mode="wrap")
-    def _without_labels(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _without_labels(self, dump: SerializerFunctionWrapHandler) -> JsonDict:
         """Leave labels out: rows to score have none, and the file stays as it was before there were several labels."""
-        values: dict[str, Any] = dump(self)
+        values: JsonDict = dump(self)
         for part in ("columns", "layout"):
             values[part] = {key: value for key, value in values[part].items() if key != "labels"}
         for part in ("features", "numbers"):
@@ -353,7 +353,7 @@ def _identity_at(versions: CheckpointStore, version: int) -> str:
     return identity_of(found) if found else ""
 
 
-def read_gate(versions: CheckpointStore, version: int) -> dict[str, Any] | None:
+def read_gate(versions: CheckpointStore, version: int) -> JsonDict | None:
     """Return the gate's verdict on a version that was written to be published, or None if there is none yet."""
     try:
         found = json.loads(versions.store.read(f"{checkpoint_name(version, 'version')}/{GATE}"))
@@ -364,7 +364,7 @@ def read_gate(versions: CheckpointStore, version: int) -> dict[str, Any] | None:
         return None
 
 
-def write_gate(versions: CheckpointStore, version: int, record: Mapping[str, Any]) -> None:
+def write_gate(versions: CheckpointStore, version: int, record: JsonMap) -> None:
     """Write the gate's verdict beside a version, completely or not at all."""
     text = json.dumps({**record, "time_s": round(time.time(), 3)}, indent=1) + "\n"
     versions.store.write(f"{checkpoint_name(version, 'version')}/{GATE}", text.encode())
@@ -533,13 +533,13 @@ def delta_chain(versions: CheckpointStore, chosen: Checkpoint, until: str = "") 
     return chain
 
 
-def parent_values(parent: Checkpoint) -> dict[str, Any]:
+def parent_values(parent: Checkpoint) -> JsonDict:
     """Return what the commit record of a delta says about the version that it changes."""
     return {PARENT: parent.step, PARENT_IDENTITY: identity_of(parent),
             PARENT_WEIGHTS: checksum_of(parent, WEIGHTS).sha256, PARENT_ID_MAPS: checksum_of(parent, ID_MAPS).sha256}
 
 
-def _is_parent(parent: Checkpoint, values: Mapping[str, Any]) -> bool:
+def _is_parent(parent: Checkpoint, values: JsonMap) -> bool:
     """Tell whether a version is what a delta says it changes; one of earlier Embark says less."""
     return PARENT_WEIGHTS in values and all(
         values[key] == value for key, value in parent_values(parent).items() if key in values)

@@ -33,12 +33,12 @@ from embark.features.numbers import NumberCode, Numbers
 from embark.features.rows import Keys
 from embark.features.schema import Schema
 from embark.formatting import to_finite
-from embark.frozen import frozen
 from embark.spec import RunSpec, user_code
 from embark.spec.features import FeaturesSpec
 from embark.spec.model import StoredTable
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import TrainedRun, find_trained
+from embark.values import frozen
 
 READ_BYTES = 32 << 20
 _MODEL = "model."

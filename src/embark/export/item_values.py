@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from embark.data.kept_maps import find_id_maps
 from embark.errors import DataError
-from embark.frozen import frozen
 from embark.store.checkpoint_inspect import TrainedRun
+from embark.values import frozen
 
 Array = NDArray[Any]
 NUMBERS, TEXT, OFFSETS = "value_numbers", "value_text", "value_offsets"

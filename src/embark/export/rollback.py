@@ -12,8 +12,8 @@ from embark.export.artifact import (
 )
 from embark.export.delta import PARENT, identity_of
 from embark.formatting import to_finite
-from embark.frozen import frozen
 from embark.store import Checkpoint, CheckpointStore
+from embark.values import frozen
 
 
 @frozen

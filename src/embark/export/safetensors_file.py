@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.errors import DataError
-from embark.frozen import frozen
+from embark.values import JsonDict, JsonMap, frozen
 
 Array = NDArray[Any]
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "|b1", "I8": "|i1", "U8": "|u1", "I16": "<i2",
@@ -46,7 +46,7 @@ def in_memory(name: str, values: Array) -> TensorSource:
 def file_of(tensors: Sequence[TensorSource], metadata: Mapping[str, str]) -> tuple[int, Iterator[memoryview]]:
     """Return the size in bytes and the pieces of a file. The widest elements come first, so that all are aligned."""
     ordered = sorted(tensors, key=lambda one: (-one.dtype.itemsize, one.name))
-    header: dict[str, Any] = {"__metadata__": dict(metadata)}
+    header: JsonDict = {"__metadata__": dict(metadata)}
     end = 0
     for one in ordered:
         header[one.name] = {"dtype": _NAMES[one.dtype], "shape": list(one.shape),
@@ -79,7 +79,7 @@ def map_file(path: Path) -> dict[str, Array]:
         raise DataError(f"{path}: is not a safetensors file: {error}", fix="export the run again") from None
 
 
-def _tensor(data: Array, about: Mapping[str, Any]) -> Array:
+def _tensor(data: Array, about: JsonMap) -> Array:
     dtype, shape = np.dtype(_DTYPES[about["dtype"]]), [int(size) for size in about["shape"]]
     start, stop = (int(offset) for offset in about["data_offsets"])
     if min([*shape, start], default=0) < 0 or stop > len(data) or stop - start != math.prod(shape) * dtype.itemsize:

@@ -1,9 +1,8 @@
 """Writes the next version of an exported model: all of it, or what changed since the current one."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import field
-from typing import Any
 
 from embark.errors import DataError, UserError
 from embark.export.artifact import (
@@ -24,9 +23,9 @@ from embark.export.artifact import (
 from embark.export.delta import DELTA, PARENT, TENSOR_FILES, DeltaSize, TooManyChanges, delta_of, identity_of
 from embark.export.reference import REFERENCE, Reference
 from embark.export.safetensors_file import TensorSource, file_of
-from embark.frozen import frozen
 from embark.store import Checkpoint, CheckpointStore, ChecksumWriter, checkpoint_name
 from embark.store.errors import NotFound
+from embark.values import JsonMap, frozen
 
 CHECKPOINT, CHECKPOINT_TIME = "checkpoint", "checkpoint_time_s"
 """Keys of a commit record: the identity of the checkpoint that was exported, and when it was saved."""
@@ -66,7 +65,7 @@ class WrittenVersion:
 class _Delta:
     tensors: Sequence[TensorSource] = ()
     num_rows: int = 0
-    values: Mapping[str, Any] = field(default_factory=dict)  # Entries of the commit record about the delta.
+    values: JsonMap = field(default_factory=dict)  # Entries of the commit record about the delta.
 
 
 def write_version(contents: VersionContents, uri: str, *, delta: bool = False, candidate: bool = False,

@@ -16,11 +16,11 @@ from embark.features.numbers import Numbers, numbers_of, with_bounds
 from embark.features.rows import Keys, NumberRows, RawRows
 from embark.features.schema import FIXED_ROWS, LabelColumn, Schema, SparseColumn
 from embark.features.statistics import ValueStatistics, with_statistics
-from embark.frozen import frozen
 from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.features import FeaturesSpec, bucket_table_name
 from embark.spec.model import CANDIDATE, ModelSpec, Table
 from embark.spec.tasks import Task
+from embark.values import frozen
 
 IdMethod = Literal["hash", "frequency"]
 _MAX_IDS = 1 << 31

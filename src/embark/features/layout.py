@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from embark.errors import DataError
 from embark.features.arrays import Array, Bytes, Floats, Int64s, Mask
-from embark.frozen import frozen
+from embark.values import JsonDict, frozen
 
 ALIGNMENT = 64
 REPAIR = "`embark data check` lists what is damaged; copy or prepare the data again"
@@ -172,7 +172,7 @@ class Layout:
         device puts the rows in order. It is empty without spare rows."""
         return Field(self.map(num_rows + spare_rows).size_bytes, np.dtype("<i4"), (num_rows if spare_rows else 0,))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         features = [{key: value for key, value in asdict(feature).items() if key != "weights_of" or value}
                     for feature in self.features]
         return {"dense": list(self.dense), "dense_bits": self.dense_bits, "features": features,

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from embark.features.arrays import Bytes, Floats, Hashes, Int32s, Int64s, Mask, last_of_lists
 from embark.features.layout import Rows
-from embark.frozen import frozen
+from embark.values import frozen
 
 Keys = Hashes | NDArray[np.uint32]  # 32 bits where they always suffice.
 MAX_QUOTED = 20  # Bad rows that are reported one by one.

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import field, replace
-from typing import Any, Literal
+from typing import Literal
 
 import tomli_w
 
 from embark.features.values import DecimalSign
-from embark.frozen import frozen
 from embark.spec.data import PrepareSpec
 from embark.spec.features import GUESSED, FeaturesSpec, Statistic, TimePart
 from embark.spec.model import Table
 from embark.spec.tasks import Task, label_columns, main_task
+from embark.values import JsonDict, frozen
 
 TIME_ROWS = {"hour": 25, "weekday": 8, "day": 32, "month": 13}
 """Rows of the tables made of times: 0 for a missing one, then the hours from midnight, the days from Monday or from the
@@ -194,7 +194,7 @@ class Schema:
         found = self.to_features(given, features)
         return tomli_w.dumps({"data": self.to_spec(given), **({"features": found} if found else {})})
 
-    def to_features(self, given: PrepareSpec, features: FeaturesSpec) -> dict[str, Any]:
+    def to_features(self, given: PrepareSpec, features: FeaturesSpec) -> JsonDict:
         """Return the values of `[features]` that leave nothing of the cells to guess, with what is `given`."""
         columns = {name: {key: value for key, value in one.model_dump(mode="json").items() if value is not None}
                    for name, one in features.columns.items()}
@@ -209,9 +209,9 @@ class Schema:
             rest["bucket_tables"] = True
         return {key: value for key, value in rest.items() if value != {}}
 
-    def to_spec(self, given: PrepareSpec) -> dict[str, Any]:
+    def to_spec(self, given: PrepareSpec) -> JsonDict:
         """Return the values of `[data]` that leave nothing to guess, with what is `given`."""
-        data: dict[str, Any] = {} if self.labels else {"label": self.label}
+        data: JsonDict = {} if self.labels else {"label": self.label}
         prepare = given.model_dump(mode="json", exclude_defaults=True) | {"format": self.format}
         if self.format != "criteo":
             data["dense_columns"] = list(self.dense)

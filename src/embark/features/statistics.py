@@ -9,8 +9,8 @@ from embark.features.arrays import Array, Doubles, Floats, Int64s, Mask
 from embark.features.made import filled_keys
 from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema, SparseColumn
-from embark.frozen import frozen
 from embark.spec.features import Statistic
+from embark.values import frozen
 
 SMOOTHING = 20
 """Rows with the mean label rate that are added to those of a value."""

@@ -4,12 +4,13 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, cast
 
 from embark.spec.data import moment
+from embark.values import JsonMap
 
 INTEGER = "[+-]?[0-9]+"  # Patterns mean the same to Python and to pyarrow.
 NUMBER = r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?"
@@ -79,7 +80,7 @@ def moment_text(micros: int) -> str:
     return (_EPOCH + timedelta(microseconds=micros)).isoformat().replace("+00:00", "Z")
 
 
-def json_object(value: bytes | str | Mapping[str, Any]) -> Mapping[str, Any] | None:
+def json_object(value: bytes | str | JsonMap) -> JsonMap | None:
     """Read a JSON object, or return one that is read already; None if it is anything else."""
     if not isinstance(value, bytes | str):
         return value
@@ -90,7 +91,7 @@ def json_object(value: bytes | str | Mapping[str, Any]) -> Mapping[str, Any] | N
     return found if isinstance(found, dict) else None
 
 
-def json_line(line: bytes) -> Mapping[str, Any] | None:
+def json_line(line: bytes) -> JsonMap | None:
     """Read a JSON object of a file; None if it is anything else, or has half of a character, which no text can have."""
     found = json_object(line)
     if found is not None and (b"\\ud" in line or b"\\uD" in line):

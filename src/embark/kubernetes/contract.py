@@ -10,16 +10,16 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, UserError
-from embark.frozen import frozen
 from embark.kubernetes.names import IDENTITY_ANNOTATIONS
 from embark.kubernetes.objects import K8sObject, Objects, at, condition_of, quantity, rows, texts
 from embark.kubernetes.pods import GPU_RESOURCES, TPU, blocking_taints, pod_specs, requested, trains
+from embark.values import JsonDict, frozen
 
-CONTRACT: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+CONTRACT: JsonDict = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 ITEMS: dict[str, dict[str, str]] = CONTRACT["items"]
 """The items of the contract by name, in the order of the checks."""
 VERBS = ("create", "patch", "delete")
@@ -57,13 +57,13 @@ class Finding:
 class ClusterReader(Protocol):
     """Reads a cluster. A method raises `Forbidden` if the user may not read what is asked."""
 
-    def raw(self, path: str) -> dict[str, Any] | None:
+    def raw(self, path: str) -> JsonDict | None:
         """Return the answer of the API at a path; None if there is nothing."""
         ...
 
-    def get(self, kind: str, name: str, *, in_namespace: bool = True) -> dict[str, Any] | None: ...
+    def get(self, kind: str, name: str, *, in_namespace: bool = True) -> JsonDict | None: ...
 
-    def items(self, kind: str) -> list[dict[str, Any]]: ...
+    def items(self, kind: str) -> list[JsonDict]: ...
 
     def may(self, verb: str, resource: str) -> bool: ...
 
@@ -233,7 +233,7 @@ class Contract:
                     findings[one.name] = one
         yield from findings.values()
 
-    def _node_findings(self, pod: K8sObject, nodes: list[dict[str, Any]], num: int) -> Iterator[Finding]:
+    def _node_findings(self, pod: K8sObject, nodes: list[JsonDict], num: int) -> Iterator[Finding]:
         wanted = texts(pod.get("nodeSelector"))
         labels = ", ".join(f"{name}={value}" for name, value in wanted.items()) or "any label"
         chosen = [one for one in nodes if wanted.items() <= texts(at(one, "metadata.labels")).items()]

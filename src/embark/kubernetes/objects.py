@@ -5,9 +5,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from embark.frozen import frozen
+from embark.values import JsonDict, JsonMap, frozen
 
-K8sObject = Mapping[str, Any]
+K8sObject = JsonMap
 _UNITS = {"": 1.0, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18, "Ki": 2.0**10,
           "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50, "Ei": 2.0**60}
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)([mkMGTPE]|[KMGTPE]i)?")
@@ -64,7 +64,7 @@ def namespace_of(thing: K8sObject) -> str:
     return str(at(thing, "metadata.namespace") or "default")
 
 
-def condition_of(status: K8sObject, name: str, value: str = "True") -> dict[str, Any] | None:
+def condition_of(status: K8sObject, name: str, value: str = "True") -> JsonDict | None:
     """Return the condition of that type, if it has that value."""
     conditions = status.get("conditions") or ()
     return next((one for one in conditions if one.get("type") == name and one.get("status") == value), None)

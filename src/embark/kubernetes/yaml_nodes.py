@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from embark.frozen import frozen
+from embark.values import frozen
 
 
 @dataclass(frozen=True, slots=True, eq=False)

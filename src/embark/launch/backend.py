@@ -9,17 +9,16 @@ import re
 import time
 import tomllib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field, replace
 from datetime import UTC, datetime
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from embark.errors import Interrupted, UserError
 from embark.formatting import redact, to_one_line
-from embark.frozen import frozen
 from embark.launch.http import API_RETRY, NO_RETRY
 from embark.launch.shell import CommandResult, LineStream, Notify, Shell
 from embark.render.job import FOLLOW, SLURM, Job
@@ -29,10 +28,11 @@ from embark.render.targets.torchx import SUBMIT
 from embark.spec import RunSpec
 from embark.store import run_uri
 from embark.store.errors import RetryPolicy
+from embark.values import JsonMap, frozen
 
 State = Literal["pending", "running", "restarting", "lost", "succeeded", "failed", "gone"]
 """`restarting`: its platform brings it back. `lost`: only `embark launch --supervise` does. `gone`: it is not there."""
-Location = Mapping[str, Any]  # Values by which a backend finds a run: a namespace and a context, or a folder.
+Location = JsonMap  # Values by which a backend finds a run: a namespace and a context, or a folder.
 
 
 class DamagedRecord(UserError):

@@ -10,7 +10,6 @@ from embark.errors import EmbarkError
 from embark.events import Event
 from embark.events.spending import Spending, attempts, spending, usd_for
 from embark.formatting import format_duration, format_usd
-from embark.frozen import frozen
 from embark.launch.backend import Status, backend_of
 from embark.launch.run_registry import RunRecord, lookup_run, stored_events
 from embark.launch.shell import Notify, Shell
@@ -26,6 +25,7 @@ from embark.spec import RunSpec, parse_spec
 from embark.store import RunDir, find_run
 from embark.store.lease import newest_holder
 from embark.store.run_dir import SPEC
+from embark.values import frozen
 
 ALIVE_S = 300.0  # A run not launched from here whose last event is so recent is taken to be running.
 

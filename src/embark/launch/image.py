@@ -12,7 +12,6 @@ from pathlib import Path
 from embark.catalog import load_catalog
 from embark.errors import Fault, UserError
 from embark.formatting import to_one_line
-from embark.frozen import frozen
 from embark.launch.backend import explain
 from embark.launch.shell import CommandResult, LineStream, Notify, Shell
 from embark.lint.rendered import render_folder
@@ -20,6 +19,7 @@ from embark.render.job import make_job
 from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
 from embark.spec import load_spec
 from embark.store import set_in_file
+from embark.values import frozen
 
 EXAMPLES = {
     "aws": "123456789012.dkr.ecr.REGION.amazonaws.com/embark:1",

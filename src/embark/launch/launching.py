@@ -6,7 +6,6 @@ from dataclasses import asdict, field, replace
 from embark.data import resolve_from_data, resolve_if_readable
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_usd, to_one_line
-from embark.frozen import frozen
 from embark.launch.backend import (
     CancelResult,
     LaunchBackend,
@@ -35,6 +34,7 @@ from embark.render.targets.slurm import Search, search_job
 from embark.spec import RunSpec, to_toml
 from embark.store import CheckpointStore, open_store
 from embark.store.errors import BRIEF_RETRY
+from embark.values import frozen
 
 RECOVER_POLL_S = 15.0
 

@@ -16,13 +16,13 @@ from pydantic import TypeAdapter
 from embark.catalog.load import user_data_dir
 from embark.errors import EmbarkError, UserError, nearest
 from embark.events.events import Event, parse_event, split_lines
-from embark.frozen import frozen
 from embark.launch.backend import DamagedRecord, Replica, RunEvent, RunHandle, Status, backend_of
 from embark.launch.shell import Notify, Shell
 from embark.spec import RunSpec, parse_spec
 from embark.store import ObjectStore, open_store, write_atomic
 from embark.store.errors import BRIEF_RETRY
 from embark.store.run_dir import EVENTS
+from embark.values import JsonDict, frozen
 
 FORMAT = 2
 BLOCK_BYTES = 8 << 20  # One request each.
@@ -154,7 +154,7 @@ def _read(path: Path) -> RunRecord | None:
         return None
 
 
-class RecordedLocation(dict[str, Any]):
+class RecordedLocation(JsonDict):
     """A location as its file has it, which may lack a value."""
 
     path: Path

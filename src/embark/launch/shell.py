@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import IO
 
 from embark.errors import UserError
-from embark.frozen import frozen
+from embark.values import frozen
 
 Notify = Callable[[str], None]  # Shows a person a line while something takes its time.
 TIMEOUT_S = 60.0

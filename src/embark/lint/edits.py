@@ -1,7 +1,7 @@
 """Edits in place: what they do not touch stays byte for byte, comments too."""
 
-from embark.frozen import frozen
 from embark.kubernetes.yaml_nodes import Node, Span
+from embark.values import frozen
 
 
 @frozen

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from embark.catalog.machine import Catalog, Machine
-from embark.frozen import frozen
 from embark.kubernetes.names import GKE_ACCELERATOR, INSTANCE_TYPE, SPOT_LABELS
 from embark.kubernetes.yaml_nodes import NOTHING, Node, Span
 from embark.lint.pods import Container, Launch, PodTemplate, pods_of
 from embark.lint.read import Document, Files
 from embark.lint.shell import Command
+from embark.values import frozen
 
 INSTANCE_LABELS = (INSTANCE_TYPE, "beta.kubernetes.io/instance-type",
                    "cloud.google.com/machine-type")

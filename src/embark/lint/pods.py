@@ -6,13 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from embark.frozen import frozen
 from embark.kubernetes.pods import GPU_RESOURCES, is_accelerated, main_container, starts_torchrun, trains
 from embark.kubernetes.yaml_nodes import NOTHING, NOWHERE, Node, SourceFile, Span
 from embark.lint.read import Document
 from embark.lint.shell import Command, Word, make_command, read_shell
+from embark.values import JsonDict, frozen
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
 _SWITCHES = frozenset({"standalone", "no-python", "run-path", "use-env"})
@@ -271,7 +270,7 @@ class PodTemplate:
         return self.main.location if self.main is not None else self.document.location
 
     @cached_property
-    def _values(self) -> dict[str, Any]:
+    def _values(self) -> JsonDict:
         return {"containers": [one.node.plain() for one in self.containers]}
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from embark.frozen import frozen
 from embark.kubernetes.yaml_nodes import Span
 from embark.lint.edits import Edit
+from embark.values import frozen
 
 Level = Literal["error", "warning"]
 

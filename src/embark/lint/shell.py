@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from embark.frozen import frozen
 from embark.kubernetes.yaml_nodes import SourceFile, Span
+from embark.values import frozen
 
 _BREAKS = frozenset(";&|()\n")
 _RESERVED = frozenset({"if", "then", "elif", "else", "fi", "for", "while", "until", "do", "done", "case", "esac", "in",

@@ -8,17 +8,16 @@ devices, and the shift lets each table begin on another.
 import math
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embark.errors import Mistake, SpecError, UserError
-from embark.frozen import frozen
 from embark.model.engine_selection import regularization_of
 from embark.model.placement import Placement, Shard, table_value_bytes
 from embark.model.steps import samples_per_rank
 from embark.spec import RunSpec, Table
+from embark.values import JsonDict, frozen
 
 MAX_ROWS = 2**31 - 2**24
 """The most rows of a group on all devices together: rows are numbered in 32 bits, and some numbers mean none."""
@@ -88,7 +87,7 @@ class Layout:
     def sharding(self) -> str:
         return "row_wise" if self.num_devices > 1 else "table_wise"
 
-    def described(self, spec: RunSpec) -> dict[str, Any]:
+    def described(self, spec: RunSpec) -> JsonDict:
         """Return plain values for the `plan` event and `plan.txt`."""
         size = table_value_bytes(spec)
         placed = sorted(((p, g) for g in self.groups for p in g.places), key=lambda pair: pair[0].feature)

@@ -3,10 +3,10 @@
 from dataclasses import field
 from typing import Literal, Protocol
 
-from embark.frozen import frozen
 from embark.spec import ModelSpec, RunSpec, StoredTable
 from embark.spec.model import TableOptimizer
 from embark.spec.section import remembered
+from embark.values import frozen
 
 Memory = Literal["device", "host"]
 STATE_BYTES = {"sgd": (0, 0), "rowwise_adagrad": (4, 0), "adagrad": (0, 4), "adam": (0, 8), "rowwise_adam": (4, 4)}

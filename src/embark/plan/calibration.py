@@ -20,7 +20,7 @@ from pydantic import Field, TypeAdapter
 from embark.catalog import Gpu, load_catalog
 from embark.catalog.load import user_data_dir
 from embark.errors import UserError
-from embark.frozen import frozen
+from embark.values import frozen
 
 SHIPPED = Path(__file__).parent / "calibration.toml"
 CPU = "cpu"

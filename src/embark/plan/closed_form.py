@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from embark.frozen import frozen
 from embark.model.placement import Cluster, Placement, Shard, TooLarge, all_table_bytes
 from embark.model.sharding import (
     MAX_GRID,
@@ -25,6 +24,7 @@ from embark.model.sharding import (
     tables_alike,
 )
 from embark.spec import RunSpec, StoredTable
+from embark.values import frozen
 
 FASTER = 1 - 1e-9
 """A smaller gain is a rounding error. Of equal placements the first is kept, which has the fewest bytes on the host."""

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, replace
 
-from embark.frozen import frozen
 from embark.model.placement import Placement, Shard
 from embark.model.work import dense_work_of
 from embark.plan.calibration import CPU, Calibration, CpuFit, EngineFit, MemoryFit, host_pace
@@ -20,6 +19,7 @@ from embark.plan.step_time import (
     side_by_side_s,
 )
 from embark.spec import RunSpec
+from embark.values import frozen
 
 PRIOR_ERROR = 0.05
 NUM_GUESSES = 12

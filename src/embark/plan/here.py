@@ -2,13 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Literal
 
 from embark.catalog import Gpu, load_catalog
 from embark.errors import UserError
 from embark.events.results import Tabular
 from embark.formatting import format_duration, pluralize
-from embark.frozen import frozen
 from embark.model.engine_selection import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
 from embark.model.placement import Cluster
 from embark.plan.calibration import Calibration, calibration_here, calibration_path, cpu_calibration, load_calibrations
@@ -16,6 +15,7 @@ from embark.plan.predict import match_gpu, predict_cluster
 from embark.plan.prediction import GIB, MemoryUse, StepTime
 from embark.plan.workload import Workload, dense_notes, resolve_data, trace_dense, workload_of
 from embark.spec import RunSpec
+from embark.values import JsonDict, frozen
 
 UNKNOWN_GPU = "H200"  # Whose memory beside the tables an unknown GPU is taken to need.
 
@@ -64,14 +64,14 @@ class LocalPlan(Tabular):
     def train_s(self) -> float | None:
         return None if self.step is None else self.step.total_s * self.workload.num_steps
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[JsonDict]:
         """Return one row."""
         return [{
             "machine": self.machine.description, "device": self.device, "num_ranks": self.num_ranks,
             "engine": self.engine, "precision": self.precision, "fits": self.is_ok,
             "step_ms": None if self.step is None else self.step.total_s * 1e3, "train_s": self.train_s}]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Return everything, with units in the names."""
         memory = self.memory
         return {

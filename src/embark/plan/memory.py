@@ -3,7 +3,6 @@ known, measured where they are a library's."""
 
 from dataclasses import replace
 
-from embark.frozen import frozen
 from embark.model.placement import (
     DENSE_STATES,
     Placement,
@@ -22,6 +21,7 @@ from embark.plan.calibration import Calibration, MemoryFit
 from embark.plan.prediction import ASSUMPTIONS
 from embark.spec import RunSpec
 from embark.spec.model import id_map_bytes
+from embark.values import frozen
 
 MEMORY = ASSUMPTIONS["memory"]
 UPDATE_TILE = 32

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from typing import Any, Literal
+from typing import Literal
 
 from embark.catalog import Machine, load_catalog, machine_of_place
 from embark.catalog.machine import CLOUDS
@@ -12,7 +12,6 @@ from embark.catalog.regions import region_of
 from embark.errors import UserError, nearest
 from embark.events.results import Tabular
 from embark.formatting import format_duration, format_usd
-from embark.frozen import frozen
 from embark.model.placement import Planner
 from embark.plan.closed_form import CachedPlanner
 from embark.plan.cost import Bill
@@ -33,6 +32,7 @@ from embark.plan.survey import (
 from embark.plan.verdict import Verdict, survey_sentence, verdict
 from embark.plan.workload import Workload, resolve_data, trace_dense, workload_of
 from embark.spec import RunSpec
+from embark.values import JsonDict, frozen
 
 CAPACITY_NOTES = {
     "reserved": "the reservation is paid whether the run uses it or not; the dollars are what its machines cost on "
@@ -88,11 +88,11 @@ class MachinePlan(Tabular):
     sentence: str
     is_ok: bool  # It fits, within the deadline and the budget.
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[JsonDict]:
         """Return a row for these machines, and one for each of the nearest that fit."""
         return [{"how": "as asked", **_row(self.estimate, self.purchase)}, *self.to_dict()["nearest"]]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         """Return everything, with units in the names."""
         alternatives = [{"how": n.how, **_row(n.estimate, self.purchase)} for n in self.verdict.nearest]
         return {"verdict": self.sentence, "fits": self.verdict.fits, "purchase": self.purchase,
@@ -114,11 +114,11 @@ class CatalogPlan(Tabular):
         """Whether something fits, within the deadline and the budget."""
         return bool(self.ranked)
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[JsonDict]:
         """Return a row for each type of machine, best first."""
         return list(self.to_dict()["ranked"])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         found = self.survey
         on_front = {id(e) for e in pareto_front(found.fitting, found.purchase)}
         return {
@@ -214,7 +214,7 @@ def _check(request: PlanRequest) -> None:
         raise UserError(f"--samples {request.num_samples} must be at least 1", fix="--samples 4195197692")
 
 
-def _estimate_dict(estimate: Estimate) -> dict[str, Any]:
+def _estimate_dict(estimate: Estimate) -> JsonDict:
     prediction, setup = estimate.prediction, estimate.setup
     memory, step, placement = prediction.memory, prediction.step, prediction.placement
     return {
@@ -236,18 +236,18 @@ def _estimate_dict(estimate: Estimate) -> dict[str, Any]:
     }
 
 
-def _offer_dict(offer: StorageOffer) -> dict[str, Any]:
+def _offer_dict(offer: StorageOffer) -> JsonDict:
     return {**asdict(offer), "volume": offer.volume.name}
 
 
-def _bill_dict(bill: Bill) -> dict[str, Any]:
+def _bill_dict(bill: Bill) -> JsonDict:
     time = bill.time
     return {**asdict(bill), "total_usd": bill.total_usd, "epoch_usd": bill.epoch_usd,
             "time": None if time is None else {**asdict(time), "total_s": time.total_s},
             "saves": {**asdict(bill.saves), "total_s": bill.saves.total_s}}
 
 
-def _row(estimate: Estimate, purchase: Purchase) -> dict[str, Any]:
+def _row(estimate: Estimate, purchase: Purchase) -> JsonDict:
     setup, step = estimate.setup, estimate.prediction.step
     total_s = estimate.total_s(purchase)
     return {

@@ -1,7 +1,7 @@
 """Memory and step time of a spec on a number of machines, or on this one, and whether it fits."""
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from embark.catalog import Catalog, Gpu, load_catalog
 from embark.errors import UserError
@@ -17,6 +17,7 @@ from embark.plan.workload import dense_notes
 from embark.spec import RunSpec
 from embark.spec.section import remembered
 from embark.spec.train import batch_mistakes
+from embark.values import JsonDict
 
 
 def predict(setup: Setup, *, planner: Planner | None = None, calibration: Calibration | None = None) -> Prediction:
@@ -176,7 +177,7 @@ def _notes(setup: Setup, calibration: Calibration) -> list[str]:
     return [*notes, *dense_notes(setup.spec)]
 
 
-def predict_local(spec: RunSpec, here: dict[str, Any]) -> dict[str, Any] | None:
+def predict_local(spec: RunSpec, here: JsonDict) -> JsonDict | None:
     """Predict bytes and step time on the machine that `here` describes; None where nothing is known of it.
 
     The trainer sets them beside what it measures.

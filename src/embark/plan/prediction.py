@@ -4,9 +4,9 @@ import tomllib
 from pathlib import Path
 
 from embark.catalog import Machine
-from embark.frozen import frozen
 from embark.model.placement import Cluster, Placement, all_table_bytes
 from embark.spec import RunSpec
+from embark.values import frozen
 
 GIB = 1024.0**3
 ASSUMPTIONS: dict[str, dict[str, float]] = tomllib.loads(

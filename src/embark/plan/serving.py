@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -24,11 +23,11 @@ from embark.events.results import Tabular
 from embark.export.quantize import TABLE_DTYPES, TableDtype, row_format
 from embark.export.write_version import MAX_SHARE
 from embark.formatting import format_usd, pluralize
-from embark.frozen import frozen
 from embark.model.work import dense_work_of
 from embark.plan.prediction import GIB
 from embark.plan.workload import resolve_data, trace_dense
 from embark.spec import RunSpec
+from embark.values import JsonDict, frozen
 
 VCPUS = 2  # A replica has one for each of its processes.
 MAX_UTILIZATION = 0.75  # Share of its core. Beyond it, a little more traffic than expected multiplies the waiting.
@@ -115,7 +114,7 @@ class ServePlan(Tabular):
     by_tables: tuple[TableMemory, ...]
     basis: str
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[JsonDict]:
         """Return a row for each type of machine, the cheapest first."""
         return [asdict(one) for one in self.offers]
 

@@ -6,7 +6,6 @@ from typing import Literal
 
 from embark.catalog import Catalog, Machine, MachineFilter, Price, lowest_price, price_in, search_machines
 from embark.catalog.pricing import PURCHASES, Purchase
-from embark.frozen import frozen
 from embark.model.placement import all_table_bytes
 from embark.plan.cost import Bill, add_storage, bills, failures_of
 from embark.plan.predict import fits_without_tables
@@ -24,6 +23,7 @@ from embark.plan.storage import (
 from embark.plan.workload import Workload
 from embark.spec import RunSpec
 from embark.spec.train import divides
+from embark.values import frozen
 
 Predict = Callable[[Setup], Prediction]
 Order = Literal["dollars", "hours"]

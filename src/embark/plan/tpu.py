@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from embark.catalog import Gpu
 from embark.errors import Mistake, SpecError, UserError
-from embark.frozen import frozen
 from embark.model.engine_selection import choose_precision
 from embark.model.jax_layout import (
     LINE_WIDTHS,
@@ -28,6 +27,7 @@ from embark.model.work import Layers, layers_of
 from embark.plan.prediction import ASSUMPTIONS, GIB, MemoryUse, Prediction, Setup, StepTime, refused
 from embark.plan.step_time import STEP, activation_bytes, sample_bytes
 from embark.spec import RunSpec
+from embark.values import frozen
 
 ENGINE, ENGINE_WHY = "jax", "the complete step as one XLA program"
 LINE = LINE_WIDTHS["tpu"]

@@ -7,7 +7,6 @@ from typing import Literal
 from embark.catalog import Machine
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase
 from embark.formatting import format_duration, format_usd, pluralize
-from embark.frozen import frozen
 from embark.model.placement import all_table_bytes
 from embark.plan.cost import Bill
 from embark.plan.prediction import GIB
@@ -24,6 +23,7 @@ from embark.plan.survey import (
 )
 from embark.spec import RunSpec
 from embark.spec.train import divides
+from embark.values import frozen
 
 MOST_RANKS = 1024  # Larger clusters of the same machine are tried up to this number of ranks.
 

@@ -8,14 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import chain
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embark.events.drift import Drift, drift
 from embark.formatting import format_count, to_finite
-from embark.frozen import frozen
 from embark.publish.statistics import (
     F64,
     AucParts,
@@ -28,6 +26,7 @@ from embark.publish.statistics import (
     miscalibration,
 )
 from embark.spec.serve import PublishSpec
+from embark.values import JsonDict, JsonMap, frozen
 
 ALL_ROWS = "all rows"
 _NUM_SCORE_BINS = 10
@@ -248,9 +247,9 @@ def _drift_test(one: ColumnDrift, bounds: PublishSpec) -> GateTest:
                     meaning=f"moved since the last publication, PSI {found.psi:.2f}")
 
 
-def to_record(verdict: GateVerdict) -> dict[str, Any]:
+def to_record(verdict: GateVerdict) -> JsonDict:
     """Return the verdict as JSON to be stored beside the version."""
-    def tests(several: Sequence[GateTest]) -> list[dict[str, Any]]:
+    def tests(several: Sequence[GateTest]) -> list[JsonDict]:
         return [{**asdict(one), "errors": one.errors if math.isfinite(one.errors) else None, "why": one.sentence}
                 for one in several]
 
@@ -258,7 +257,7 @@ def to_record(verdict: GateVerdict) -> dict[str, Any]:
             "refusals": tests(verdict.refusals[:50]), "on_all_rows": tests(verdict.on_all_rows)}
 
 
-def earlier_gate(record: Mapping[str, Any]) -> EarlierGate:
+def earlier_gate(record: JsonMap) -> EarlierGate:
     """Read the published version's record, which is empty if there was no gate."""
     auc, error = to_finite(record.get("auc")), to_finite(record.get("auc_error"))
     return EarlierGate(None if auc is None or error is None else Estimate(auc, error), record.get("sums", {}),

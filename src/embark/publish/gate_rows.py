@@ -15,13 +15,13 @@ from embark.events.drift import drift
 from embark.export.artifact import Artifact
 from embark.export.reference import ColumnBins, Reference, encoded_rows
 from embark.features.encoding import RowEncoder
-from embark.frozen import frozen
 from embark.publish.gate import ColumnDrift, EarlierGate, GateSlice, ScoredRows
 from embark.publish.statistics import F64
 from embark.run.feature_metrics import feature_names, slices_of
 from embark.spec.serve import PublishSpec
 from embark.spec.tasks import main_task
 from embark.store.checkpoint_inspect import TrainedRun
+from embark.values import frozen
 
 _CHUNK_ROWS = 8_192
 _NEWS = 4  # Bins of two popular ids that others replace: that happens, and a fault moves most bins.

@@ -5,11 +5,10 @@ that is killed anywhere goes on there. A version that is refused is kept, and is
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from embark.errors import DataError, EmbarkError, UserError
 from embark.events.heartbeat import beat
@@ -32,7 +31,6 @@ from embark.export.delta import PARENT, identity_of
 from embark.export.export_run import export_uri, read_contents
 from embark.export.write_version import CHECKPOINT, CHECKPOINT_TIME, WRITTEN_OVER, write_version
 from embark.formatting import to_finite
-from embark.frozen import frozen
 from embark.publish.gate import GateVerdict, earlier_gate, judge, to_record
 from embark.publish.gate_rows import GateRows, open_gate_rows
 from embark.spec.serve import PublishSpec
@@ -40,6 +38,7 @@ from embark.spec.user_code import file_of
 from embark.store import Checkpoint, CheckpointStore
 from embark.store.checkpoint_inspect import TrainedRun, find_trained
 from embark.trainers import build_index
+from embark.values import JsonDict, JsonMap, frozen
 
 POLL_S = 1.0
 
@@ -111,8 +110,8 @@ def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = 
 
 def _settled(
     versions: CheckpointStore, trained: TrainedRun, candidate: Checkpoint, against: CurrentVersion,
-    record: dict[str, Any],
-) -> dict[str, Any] | None:
+    record: JsonDict,
+) -> JsonDict | None:
     """Make a version that passed current, unless someone exported or rolled back since it was written, or a later step
     was published. Return its record, or None if another publisher was faster, so that the version must be judged
     against that one's.
@@ -229,7 +228,7 @@ def _may_be_of(version: Checkpoint, trained: TrainedRun) -> bool:
         version.values.get("step") == str(trained.checkpoint.step)
 
 
-def _result(versions: CheckpointStore, trained: TrainedRun, candidate: Checkpoint, record: Mapping[str, Any], *,
+def _result(versions: CheckpointStore, trained: TrainedRun, candidate: Checkpoint, record: JsonMap, *,
             is_new: bool) -> PublishResult:
     parent, is_current = candidate.values.get(PARENT), current_version(versions) == candidate.step
     return PublishResult(

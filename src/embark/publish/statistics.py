@@ -11,7 +11,7 @@ from statistics import NormalDist
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.frozen import frozen
+from embark.values import frozen
 
 F64 = NDArray[np.float64]
 _LEAST_PROBABILITY = 1e-7

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from embark.errors import MissingPackage
-from embark.frozen import frozen
+from embark.values import frozen
 
 
 @frozen

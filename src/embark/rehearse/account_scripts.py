@@ -8,13 +8,11 @@ from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import Any
 
 from cloudsim.account import ARTIFACT_BYTES
 from cloudsim.session import NEVER_ENDED, AccountSession
 from embark.catalog import load_catalog
 from embark.errors import UserError
-from embark.frozen import frozen
 from embark.lint.rendered import render_folder
 from embark.rehearse.account import AccountRehearsal, StepResult
 from embark.rehearse.headline import find_headline
@@ -24,6 +22,7 @@ from embark.render.monitoring import MONITOR_RESOURCES
 from embark.render.serving import ENDPOINTS, artifact_bytes, artifact_of, disk_gib, server_name, token_secret
 from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
 from embark.spec import load_spec
+from embark.values import JsonDict, frozen
 
 PLAIN = {"vm": "./vm.sh", "tpu-vm": "./tpu_vm.sh"}  # The scripts of targets without a cluster.
 SERVES = ("serve", FOLLOW)
@@ -240,5 +239,5 @@ def _image_of_account(job: Job) -> str:
 
 
 @cache
-def _facts() -> dict[str, Any]:
+def _facts() -> JsonDict:
     return tomllib.loads(files("embark.rehearse").joinpath("account_steps.toml").read_text(encoding="utf-8"))

@@ -3,15 +3,14 @@
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from embark.errors import UserError
 from embark.events.events import LineSplitter, parse_event, read_blocks
-from embark.frozen import frozen
 from embark.kubernetes.failure_policies import Decision, FailurePolicy, PodEnd
 from embark.kubernetes.pods import Pod
 from embark.launch.backend import split_rank
@@ -19,6 +18,7 @@ from embark.launch.shell import CommandResult, LineMultiplexer, LineStream
 from embark.rehearse.processes import Processes, Start
 from embark.rehearse.workload import Workload
 from embark.store.run_dir import EVENTS
+from embark.values import JsonMap, frozen
 
 
 @frozen
@@ -57,7 +57,7 @@ class Progress:
         saved = f", saved step {self.saved[-1]}" if self.saved else ""
         return f"{self.world_sizes[-1]} ranks have met; step {self.step} of {self.num_steps}{saved}"
 
-    def take(self, kind: str, event: Mapping[str, Any]) -> None:
+    def take(self, kind: str, event: JsonMap) -> None:
         if kind == "start":
             self.world_sizes.append(int(event["world_size"]))
             self.num_steps = int(event["num_steps"])

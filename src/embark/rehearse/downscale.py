@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
-from embark.frozen import frozen
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, rows
 from embark.kubernetes.pods import Mount, Pod
 from embark.lint.pods import Launch, launch_of_argv
 from embark.render.command import SPEC_VARIABLE, WRITTEN_SPEC_PATH
 from embark.spec import RunSpec, parse_spec, to_toml
 from embark.spec.toml import flatten
+from embark.values import JsonDict, frozen
 
 if TYPE_CHECKING:  # imports numpy
     from embark.data.sample import Sample
@@ -87,7 +87,7 @@ def downscale(job: K8sObject, objects: Objects, *, num_processes: int, num_pods:
             if row.get("name") == SPEC_VARIABLE:  # a target without ConfigMaps
                 held = {"data": {WRITTEN_SPEC_PATH: base64.b64decode(str(row["value"])).decode()}}
                 run = _downscale_spec(held, num_processes, num_pods, num_steps, changes) or run
-                cast(dict[str, Any], row)["value"] = base64.b64encode(held["data"][WRITTEN_SPEC_PATH].encode()).decode()
+                cast(JsonDict, row)["value"] = base64.b64encode(held["data"][WRITTEN_SPEC_PATH].encode()).decode()
     return Downscaled(Objects(tuple(copies)), own, run, tuple(changes))
 
 
@@ -137,7 +137,7 @@ def launch_of(pod: Pod) -> Launch | None:
     return launch_of_argv(pod.words, pod.env)
 
 
-def _fewer_processes(job: dict[str, Any], objects: Sequence[dict[str, Any]], count: int, changes: list[Change]) -> None:
+def _fewer_processes(job: JsonDict, objects: Sequence[JsonDict], count: int, changes: list[Change]) -> None:
     spec = job.get("spec") or {}
     for holder, key in ((spec, "nprocPerNode"), (spec.get("trainer") or {}, "numProcPerNode"),
                         (spec.get("elasticPolicy") or {}, "nProcPerNode")):
@@ -155,7 +155,7 @@ def _fewer_processes(job: dict[str, Any], objects: Sequence[dict[str, Any]], cou
         _downscale_variables(container, count, changes)
 
 
-def _fewer_processes_in_scripts(config: dict[str, Any], count: int, changes: list[Change]) -> None:
+def _fewer_processes_in_scripts(config: JsonDict, count: int, changes: list[Change]) -> None:
     """Reduce the processes of a driver script, which starts torchrun itself."""
     for name, text in (config.get("data") or {}).items():
         if str(name).endswith(".py"):
@@ -209,7 +209,7 @@ def _with_processes(words: list[str], count: int, changes: list[Change]) -> list
 
 
 def _downscale_spec(
-    config: dict[str, Any], num_processes: int, num_pods: int, num_steps: int, changes: list[Change]
+    config: JsonDict, num_processes: int, num_pods: int, num_steps: int, changes: list[Change]
 ) -> RehearsedRun | None:
     """Scale the spec in a ConfigMap down to what a CPU can do in a minute."""
     for name, text in (config.get("data") or {}).items():

@@ -10,6 +10,7 @@ from embark.kubernetes.objects import K8sObject, Objects, name_of, rows
 from embark.kubernetes.pods import pod_specs, trains
 from embark.kubernetes.yaml_nodes import SourceFile
 from embark.lint.read import read_sources
+from embark.values import JsonMap
 
 KINDS = ("Job", "JobSet", "TrainJob", "PyTorchJob", "RayJob")  # Kinds of objects whose pods train.
 MANIFEST_SUFFIXES = (".yaml", ".yml", ".json")
@@ -86,17 +87,17 @@ def find_training_job(objects: Objects, where: str) -> K8sObject:
                     fix=f"what can be rehearsed is a {', a '.join(KINDS)}")
 
 
-def selects(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
+def selects(selector: JsonMap | None, labels: Mapping[str, str]) -> bool:
     """Return whether a label selector selects an object; a missing one selects nothing."""
     return selector is not None and has_labels(labels, selector.get("matchLabels") or {}) and all(
         meets(labels, one) for one in rows(selector, "matchExpressions"))
 
 
-def meets(labels: Mapping[str, str], expression: Mapping[str, Any]) -> bool:
+def meets(labels: Mapping[str, str], expression: JsonMap) -> bool:
     value, values = labels.get(str(expression.get("key"))), expression.get("values") or []
     return {"In": value in values, "NotIn": value not in values, "Exists": value is not None,
             "DoesNotExist": value is None}.get(str(expression.get("operator")), False)
 
 
-def has_labels(labels: Mapping[str, Any], wanted: Mapping[str, Any] | Iterable[tuple[str, Any]]) -> bool:
+def has_labels(labels: JsonMap, wanted: JsonMap | Iterable[tuple[str, Any]]) -> bool:
     return all(str(labels.get(name)) == str(value) for name, value in dict(wanted).items())

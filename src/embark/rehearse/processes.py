@@ -18,11 +18,11 @@ from pathlib import Path
 import psutil
 
 from embark.errors import UserError
-from embark.frozen import frozen
 from embark.kubernetes.pods import POD_IP, Mount, Names, Pod
 from embark.launch.shell import LineStream
 from embark.rehearse.downscale import Change
 from embark.render.command import SPEC_VARIABLE
+from embark.values import frozen
 
 
 @frozen

@@ -10,7 +10,6 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from embark.formatting import to_one_line
-from embark.frozen import frozen
 from embark.kubernetes.objects import Objects, at
 from embark.kubernetes.pods import Pod, PodIdentity, main_container, make_pod
 from embark.rehearse.controller import Observer
@@ -18,6 +17,7 @@ from embark.rehearse.processes import LOOPBACK, Processes, free_port
 from embark.rehearse.server import Kubelet, RunningPod, pod_here
 from embark.render.serving import versions_gib
 from embark.render.targets.endpoints import ARTIFACT, READY
+from embark.values import frozen
 
 READY_S = 300.0  # Of this machine's clock; the account's stands still meanwhile.
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from embark.errors import UserError
 from embark.events import read_events
@@ -39,6 +38,7 @@ from embark.render.serving import broker_url, published_uri
 from embark.spec import RunSpec, parse_spec, to_toml
 from embark.spec.tasks import label_columns
 from embark.store.run_dir import EVENTS
+from embark.values import JsonDict
 
 ROWS_PER_S = 400.0
 ROWS_AT_ONCE = 100
@@ -46,13 +46,13 @@ _RETRY_S = 0.2
 TOKEN = "rehearsal"  # Of the broker, where no file has its Secret.
 
 
-def random_rows(spec: RunSpec) -> Iterator[dict[str, Any]]:
+def random_rows(spec: RunSpec) -> Iterator[JsonDict]:
     """Yield rows without end. The label depends on the first table's ids, so that there is something to learn."""
     draw, model = random.Random(0), spec.model
     dense = spec.data.dense_columns or tuple(f"dense_{i}" for i in range(model.num_dense))
     labels = label_columns(model.tasks) if model.tasks else (spec.data.label,)
     while True:
-        row: dict[str, Any] = {name: draw.gauss(0, 1) for name in dense}
+        row: JsonDict = {name: draw.gauss(0, 1) for name in dense}
         for table in model.table_list():
             ids = [int(draw.random() ** 3 * table.stored_rows) for _ in range(table.multi_hot)]
             row[table.name] = ids if table.multi_hot > 1 else ids[0]
@@ -76,7 +76,7 @@ class StreamSender:
         self._is_over.set()
         self._thread.join(10)
 
-    def _batches(self) -> Iterator[list[dict[str, Any]]]:
+    def _batches(self) -> Iterator[list[JsonDict]]:
         """Yield batches of rows at the rate."""
         due_s = time.monotonic()
         while not self._is_over.wait(max(0.0, due_s - time.monotonic())):

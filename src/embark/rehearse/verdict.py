@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from embark.errors import ExitCode
 from embark.formatting import format_duration, format_float, join_words, pluralize
-from embark.frozen import frozen
 from embark.kubernetes.pods import Pod
 from embark.lint.rule import Finding
 from embark.rehearse.controller import Outcome
 from embark.rehearse.downscale import RehearsedRun, launch_of
 from embark.rehearse.workload import Cause, Workload
+from embark.values import frozen
 
 _NEVER_MEET = ("undefined-variable", "nnodes-differs")
 _NO_SUCH_NAME = ("not-indexed", "endpoint-not-a-pod-name", "service-not-given", "service-not-headless",

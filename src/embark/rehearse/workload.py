@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from embark.frozen import frozen
 from embark.kubernetes.failure_policies import (
     Decision,
     FailurePolicy,
@@ -20,6 +19,7 @@ from embark.kubernetes.failure_policies import (
 )
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, quantity, rows
 from embark.kubernetes.pods import POD_IP, Mount, Names, Pod, PodIdentity, Service, dns_names, make_pod, read_services
+from embark.values import JsonDict, frozen
 
 CLUSTER, NODE_TYPE = "ray.io/cluster", "ray.io/node-type"
 SUBMITTER = "ray-job-submitter"
@@ -260,7 +260,7 @@ def _with_trainer(replicated: K8sObject, trainer: K8sObject, num_nodes: int) -> 
     """Return the runtime's job with what the TrainJob overrides."""
     if replicated.get("name") != NODE:
         return replicated
-    patched: dict[str, Any] = copy.deepcopy(dict(replicated))
+    patched: JsonDict = copy.deepcopy(dict(replicated))
     child = patched.setdefault("template", {}).setdefault("spec", {})
     child |= {"parallelism": num_nodes, "completions": num_nodes}
     containers: list[Any] = rows(child, "template.spec.containers")

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from embark.errors import UserError
-from embark.frozen import frozen
 from embark.spec import RunSpec
 from embark.store.atomic_file import scratch_for
+from embark.values import frozen
 
 RECORD = ".embark-render.json"
 SPEC = "run.toml"

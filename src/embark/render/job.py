@@ -18,7 +18,6 @@ from embark.catalog.machine import Fabric, Gpu, Origin, Reserve
 from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.catalog.regions import default_zone, place_mistakes
 from embark.errors import ExitCode, Mistake, SpecError, UserError
-from embark.frozen import frozen
 from embark.kubernetes.names import INSTANCE, dns_label, object_label
 from embark.render.serving import (
     SERVE_TARGETS,
@@ -34,6 +33,7 @@ from embark.render.serving import (
 from embark.spec import RunSpec, to_toml
 from embark.spec.place import PlaceSpec, PodTarget
 from embark.spec.train import batch_mistakes
+from embark.values import frozen
 
 if TYPE_CHECKING:
     from embark.plan.storage import StorageOffer

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from embark.catalog import Quota, load_catalog
 from embark.events.metrics import METRICS, TRAINING_GROUPS
 from embark.events.monitoring import IDLE_MINUTES, IDLE_PERCENT, alert_rules, alerts, dashboard_text
-from embark.frozen import frozen
 from embark.kubernetes.names import COMPLETION_INDEX, REPLICA_INDEX
 from embark.render.folder import File
 from embark.render.job import POD_TARGETS, Job
 from embark.render.shell_text import Words, job_text, script_file, variable
+from embark.values import frozen
 
 OBJECTS = "run_metrics.yaml"
 DASHBOARD = "grafana_dashboard.json"

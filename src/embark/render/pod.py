@@ -12,6 +12,7 @@ from embark.render.command import SPEC_PATH
 from embark.render.job import PORT, Job, Setting
 from embark.render.settings import TOPOLOGY_PATH, fabric_needs, grace_reason, grace_s, settings_of, topology_xml
 from embark.render.yaml_text import note
+from embark.values import JsonDict
 
 USER_ID = 1000  # The user `embark` of the image.
 SCRATCH = "/scratch"
@@ -21,7 +22,7 @@ GIVEN = "embark-lint: ignore EMB505, EMB508: the nodes of the cluster that exist
 TPU_PORTS = {"tpu": 8471, "coordinator": 8476}  # Ports at which the hosts' runtimes and JAX's processes meet.
 
 
-def pod_values(job: Job) -> dict[str, Any]:
+def pod_values(job: Job) -> JsonDict:
     """Return values for `kubernetes/pod.yaml.j2`. GKE's webhook tells each pod of a TPU its index in the slice
     (TPU_WORKER_ID, TPU_WORKER_HOSTNAMES), and each slice its index in a JobSet (MEGASCALE_…); JAX reads these
     itself."""
@@ -72,10 +73,10 @@ def has_identity_label(job: Job, identity: str = "") -> bool:
     return job.cloud == "azure" and bool(identity or place.identity or place.storage_account)
 
 
-def resources(job: Job) -> dict[str, Any]:
+def resources(job: Job) -> JsonDict:
     """Requests leave room for what runs on every node; GPUs and fabric devices are asked for by their limits."""
-    requests: dict[str, Any] = {}
-    limits: dict[str, Any] = {accelerator(job): job.num_processes}
+    requests: JsonDict = {}
+    limits: JsonDict = {accelerator(job): job.num_processes}
     machine, needs = job.machine, fabric_needs(job)
     if machine.fabric.kubernetes_resource and machine.num_fabric_devices and job.num_nodes > 1:
         is_given = job.place.is_existing and machine.fabric.kubernetes_resource.startswith("rdma/")
@@ -103,11 +104,11 @@ def accelerator(job: Job) -> str:
     return TPU if job.is_tpu else NVIDIA_GPU
 
 
-def node_selector(job: Job) -> dict[str, Any]:
+def node_selector(job: Job) -> JsonDict:
     machine, place = job.machine, job.place
     if place.node_selector or machine.name not in load_catalog().machines:
         return dict(label.split("=") for label in place.node_selector)
-    selector: dict[str, Any] = {INSTANCE_TYPE: machine.machine_type or machine.name}
+    selector: JsonDict = {INSTANCE_TYPE: machine.machine_type or machine.name}
     if job.is_tpu:
         selector = {"cloud.google.com/gke-tpu-accelerator": machine.gke_accelerator,
                     "cloud.google.com/gke-tpu-topology": job.topology}

@@ -4,16 +4,15 @@ The values and their reasons stand in settings.toml; here is how they meet a job
 """
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from embark.catalog.pricing import POD_GRACE_S
-from embark.frozen import frozen
 from embark.render.job import Job, Setting
 from embark.render.shell_text import render_template
+from embark.values import JsonDict, JsonMap, frozen
 
 MAX_THREADS = 16
 TOPOLOGY_PATH = "/etc/embark/topology.xml"
@@ -94,17 +93,17 @@ def _computed(job: Job) -> Iterator[Setting]:
         yield Setting("OMP_NUM_THREADS", str(threads), "each rank's share of the processors; torchrun would say 1")
 
 
-def _fabric(job: Job) -> Mapping[str, Any]:
+def _fabric(job: Job) -> JsonMap:
     has_rdma = any(amount.startswith("rdma/") for amount in job.place.resources)
     name = "infiniband" if has_rdma else job.machine.fabric.name
-    row: Mapping[str, Any] = _table()["fabric"].get(name, {})
+    row: JsonMap = _table()["fabric"].get(name, {})
     return row
 
 
-def _setting(row: Mapping[str, Any]) -> Setting:
+def _setting(row: JsonMap) -> Setting:
     return Setting(row["name"], row["value"], row["why"])
 
 
 @cache
-def _table() -> dict[str, Any]:
+def _table() -> JsonDict:
     return tomllib.loads(Path(__file__).with_name("settings.toml").read_text(encoding="utf-8"))

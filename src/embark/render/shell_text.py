@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embark.catalog import load_catalog
-from embark.frozen import frozen
 from embark.render.folder import File
 from embark.render.job import SCHEMES, Job
 from embark.render.yaml_text import header, nest, plain, yaml_part
+from embark.values import JsonMap, frozen
 
 if TYPE_CHECKING:
     import jinja2
@@ -189,7 +189,7 @@ def substitute(words: Sequence[str], values: Mapping[str, str | Sequence[str]]) 
     return passed
 
 
-def python_text(template: str, values: Mapping[str, Any], *, about: str) -> str:
+def python_text(template: str, values: JsonMap, *, about: str) -> str:
     """Return a file of `templates/` with `NAME = literal` lines for its `CONSTANTS`, under a header."""
     body = (TEMPLATES / template).read_text(encoding="utf-8")
     before, place, after = body.partition(PLACE)

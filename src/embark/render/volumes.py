@@ -1,7 +1,6 @@
 """Storage: the run's buckets, and the volume of `place.volume` with its claim and the copy that fills it."""
 
 import posixpath
-from typing import Any
 
 from embark.catalog import Volume
 from embark.errors import ExitCode
@@ -10,6 +9,7 @@ from embark.render.job import Job
 from embark.render.pod import IDENTITY_LABEL, USER_ID, env_rows, has_identity_label, storage_settings
 from embark.render.shell_text import job_text, script_file
 from embark.render.yaml_text import header, plain
+from embark.values import JsonDict
 
 GIB_PER_TIB = 1024
 HOURS_PER_MONTH = 730
@@ -20,7 +20,7 @@ _FILLED_BY = {"aws": "storage.sh substitutes the file system's id and names.",
 def render_volumes(job: Job) -> list[File]:
     """Write `storage.sh`, which creates what the run needs; with `place.volume` also the volume, its claim and the
     copy."""
-    values: dict[str, Any] = {"is_lustre": "lustre" in job.place.volume, "exit_codes": ExitCode}
+    values: JsonDict = {"is_lustre": "lustre" in job.place.volume, "exit_codes": ExitCode}
     files: list[File] = []
     if job.volume:
         size_gib = capacity_gib(job, job.volume)
@@ -64,7 +64,7 @@ def data_target(job: Job) -> str:
     return path if path.startswith(f"{mount}/") else f"{mount}/{posixpath.basename(job.data_source)}"
 
 
-def _volume_files(job: Job, title: str, values: dict[str, Any]) -> list[File]:
+def _volume_files(job: Job, title: str, values: JsonDict) -> list[File]:
     # Pods use the first mode. FSx's driver has the fsGroupPolicy ReadWriteOnceWithFSType: only to a volume that also
     # names this mode, and a file system's type, does the kubelet apply the pod's fsGroup.
     modes = ["ReadWriteMany", *(["ReadWriteOnce"] if job.cloud == "aws" else [])]

@@ -13,7 +13,7 @@ from functools import cache
 from itertools import groupby
 from typing import Any
 
-from embark.frozen import frozen
+from embark.values import JsonDict, JsonMap, frozen
 
 WIDTH = 110
 _LOOKS_LIKE_ANOTHER_TYPE = re.compile(
@@ -37,7 +37,7 @@ def note(value: Any, why: str) -> Noted:
     return Noted(value, why)
 
 
-def yaml_text(documents: Sequence[Mapping[str, Any]], *, about: str) -> str:
+def yaml_text(documents: Sequence[JsonMap], *, about: str) -> str:
     """Return documents of one file, under a header that says what it is and who wrote it."""
     return header(about) + "---\n".join(f"{yaml_part(document)}\n" for document in documents)
 
@@ -105,7 +105,7 @@ def plain(value: Any) -> Any:
 def _mark(value: Any, comments: list[str]) -> Any:
     """Return the value without its comments, which are collected, and with a marker before each noted one."""
     if isinstance(value, Mapping):
-        marked: dict[str, Any] = {}
+        marked: JsonDict = {}
         for key, inner in value.items():
             if isinstance(inner, Noted):
                 marked[f"{_MARKER}{len(comments)}"] = None

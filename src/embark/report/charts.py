@@ -25,12 +25,12 @@ from embark.formatting import (
     format_usd,
     pluralize,
 )
-from embark.frozen import frozen
 from embark.report.context import RunContext
 from embark.report.document import Bar, Bars, BarSegment, Block, Folded, Gallery, Key, Picture, Table, Words
 from embark.report.figures import phase_means, placement_of, prediction_of, rank_times
 from embark.report.record import EVALS, Record
 from embark.report.svg_chart import Dot, Rule, Stroke, svg_chart
+from embark.values import frozen
 
 WIDTH, HEIGHT = 360, 196
 LEFT, RIGHT, TOP, BOTTOM = 40, 14, 10, 28

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
-from typing import Any, Literal
+from typing import Literal
 
 from embark.errors import UserError
 from embark.events.events import Change, shown_value
@@ -20,12 +20,12 @@ from embark.formatting import (
     pluralize,
     to_finite,
 )
-from embark.frozen import frozen
 from embark.report.charts import format_time, overlaid
 from embark.report.context import RunContext, State, read_run
 from embark.report.document import Code, Document, Table, Tile, Tone, Words, sections_with_something
 from embark.report.report import TONES
 from embark.report.spec_rows import differences, field_of
+from embark.values import JsonDict, frozen
 
 SAME_QUALITY = 0.0005  # Less than that is chance: two runs that differ in their seed differ by more.
 SAME_SHARE = 0.03
@@ -98,7 +98,7 @@ class Comparison(Tabular):
     spec: tuple[SpecDifference, ...]
     report: str | None = None  # The page, where one was written.
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[JsonDict]:
         """Return a row for each run: where it is, how it stands, and its figures."""
         return [{"run": run.name, "state": run.state, **{row.name: run.values.get(row.name) for row in self.rows()}}
                 for run in self.runs]

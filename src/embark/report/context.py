@@ -3,11 +3,11 @@
 import shlex
 import time
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Literal, cast
 
 from embark.catalog.pricing import RunPrice, price_of_run
 from embark.diagnose.report import diagnose_targets
@@ -18,13 +18,13 @@ from embark.events.spending import Interruption, Spending
 from embark.events.summary import outcome_sentence, resume_hint
 from embark.events.traffic import WINDOW_S
 from embark.formatting import format_count, format_duration, to_one_line
-from embark.frozen import frozen
 from embark.report.record import Record, read_record
 from embark.report.run_files import LAUNCH_LOG, RunFiles
 from embark.spec import parse_spec
 from embark.store import RunDir, find_run
 from embark.store.checkpoint_inspect import CheckpointInfo, list_checkpoints
 from embark.store.run_dir import EVENTS, SPEC
+from embark.values import JsonDict, JsonMap, frozen
 
 State = Literal["waiting", "running", "finished", "stopped", "failed", "killed", "deleted"]
 LABELS: dict[State, str] = {"waiting": "not started", "deleted": "files deleted"}
@@ -132,7 +132,7 @@ class RunContext:
     record: Record
     now_s: float
     is_remote: bool = False
-    spec: Mapping[str, Any] = field(default_factory=dict)  # The values of its `spec.toml`; empty where there is none.
+    spec: JsonMap = field(default_factory=dict)  # The values of its `spec.toml`; empty where there is none.
     spec_toml: str = ""
     price: RunPrice = field(default_factory=RunPrice)
     checkpoints: tuple[CheckpointInfo, ...] = ()
@@ -171,7 +171,7 @@ def read_run(run: RunFiles | str, warn: Warn = lambda _: None, *, is_brief: bool
     """
     files = RunFiles(find_run(run).uri) if isinstance(run, str) else run
     record, spec_toml = read_record(files), files.read_text(SPEC)
-    values: dict[str, Any] = {}
+    values: JsonDict = {}
     if spec_toml is None:
         warn(f"{files.uri}/{SPEC} does not exist: the report cannot show what was run")
     else:

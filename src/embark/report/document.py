@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from embark.formatting import strip_control_chars
-from embark.frozen import frozen
+from embark.values import frozen
 
 Tone = Literal["", "good", "warn", "bad", "live"]
 GENERATOR = "Embark report"  # Marks a file as a report of Embark.

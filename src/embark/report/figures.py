@@ -8,9 +8,9 @@ import numpy as np
 from embark.events.metrics import DYNAMIC_METRICS, metric
 from embark.events.plotting import Floats
 from embark.formatting import to_finite, to_one_line
-from embark.frozen import frozen
 from embark.report.record import PHASES, Record, gpus_of, slow_ranks
 from embark.report.rows import Rows
+from embark.values import JsonDict, frozen
 
 MAX_TABLES = 400
 MAX_RANKS = 1024
@@ -86,9 +86,9 @@ def range_of(lines: Sequence[tuple[str, Floats, Floats]]) -> list[tuple[str, Flo
     ]
 
 
-def placement_of(record: Record) -> dict[str, Any] | None:
+def placement_of(record: Record) -> JsonDict | None:
     """Return the tables, the largest first, the bytes of each rank, and the memory of the GPUs."""
-    tables: list[dict[str, Any]] = [
+    tables: list[JsonDict] = [
         {"table": to_one_line(table.get("table", ""))[:200], "rows": to_finite(table.get("rows")),
          "dim": to_finite(table.get("dim")), "sharding": to_one_line(table.get("sharding", ""))[:80],
          "kernel": to_one_line(table.get("kernel", ""))[:80], "bytes": to_finite(table.get("bytes")) or 0.0,
@@ -108,7 +108,7 @@ def placement_of(record: Record) -> dict[str, Any] | None:
             "gpu_bytes": min(totals) if totals else None, "gpus": gpus[:MAX_RANKS] if is_complete else []}
 
 
-def prediction_of(record: Record) -> dict[str, Any] | None:
+def prediction_of(record: Record) -> JsonDict | None:
     """Return what `embark plan` predicts for this machine, beside what was measured."""
     predict = record.predict
     if not predict:
@@ -132,7 +132,7 @@ def phase_means(record: Record) -> dict[str, float] | None:
     return {name: float(values.mean()) for name, values in known.items() if len(values)} or None
 
 
-def rank_times(record: Record) -> list[dict[str, Any]]:
+def rank_times(record: Record) -> list[JsonDict]:
     """Return each rank's recent times and, where the others wait for it, theirs."""
     recent = {name: values[np.isfinite(values)]
               for name, values in (record.ranks.last(RECENT) | record.own.last(RECENT)).items()}

@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -16,10 +15,10 @@ from embark.events.quality import Quality
 from embark.events.spending import Attempt, Interruption, Spending, attempts, interruptions, spending
 from embark.events.traffic import TrafficRecord
 from embark.formatting import strip_control_chars, to_finite
-from embark.frozen import frozen
 from embark.report.rows import Rows
 from embark.report.run_files import RunFiles, Tail
 from embark.store.run_dir import EVENTS
+from embark.values import JsonDict, JsonMap, frozen
 
 CURVES = ("loss", "auc", "normalized_entropy", "samples_per_s", "step_s", "learning_rate", "log_loss", "calibration")
 EVALS = ("auc", "normalized_entropy", "log_loss", "calibration", "eval_s")
@@ -55,7 +54,7 @@ class Record(NewestEvents):
 
     def __init__(self, events: Iterable[Event] = ()) -> None:
         super().__init__()
-        self.systems: Sequence[Mapping[str, Any]] = ()  # One a machine, of the newest `ranks` event.
+        self.systems: Sequence[JsonMap] = ()  # One a machine, of the newest `ranks` event.
         self.rank_times_s: tuple[float, ...] = ()  # A step's time by rank, of the newest `ranks` event.
         self.steps = Rows(CURVES)
         self.evals = Rows(EVALS)
@@ -282,7 +281,7 @@ class Record(NewestEvents):
         if not isinstance(values.get("systems"), list):
             return
         self.systems = [system for system in values["systems"][:MAX_RANKS] if isinstance(system, Mapping)]
-        measured: dict[str, Any] = {}
+        measured: JsonDict = {}
         for host, system in enumerate(self.systems):
             measured |= {f"{host}.{name}": system[name] for name in HOST if name in system}
             for gpu in gpus_of(system):
@@ -306,7 +305,7 @@ def read_record(files: RunFiles) -> Record:
             return record
 
 
-def gpus_of(system: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def gpus_of(system: JsonMap) -> list[JsonMap]:
     gpus = system.get("gpus")
     return [gpu for gpu in gpus if isinstance(gpu, Mapping)] if isinstance(gpus, list) else []
 

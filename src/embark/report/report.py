@@ -1,8 +1,7 @@
 """The report of one run, and the files it is written to."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -24,7 +23,6 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
-from embark.frozen import frozen
 from embark.report.charts import (
     capitalize,
     faults,
@@ -53,6 +51,7 @@ from embark.report.document import (
 from embark.report.record import Record
 from embark.report.spec_rows import set_fields
 from embark.store import open_store, write_atomic
+from embark.values import JsonMap, frozen
 
 TONES: dict[State, Tone] = {
     "waiting": "", "running": "live", "finished": "good", "stopped": "warn", "failed": "bad", "killed": "bad",
@@ -285,7 +284,7 @@ class WrittenReport:
     state: State
     sentence: str
     steps: int
-    eval: Mapping[str, Any]
+    eval: JsonMap
     held_s: float
 
 

@@ -9,12 +9,13 @@ from pydantic import BaseModel
 
 from embark.formatting import MISSING, pluralize, to_one_line
 from embark.spec import RunSpec
+from embark.values import JsonDict, JsonMap
 
 MAX_SHOWN = 160
 _NAME = "name"
 
 
-def set_fields(spec: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+def set_fields(spec: JsonMap) -> list[tuple[str, str, str, str]]:
     """Return field, value, default and meaning of all that is not the default. The name is no setting."""
     defaults = _defaults()
     rows = []
@@ -24,7 +25,7 @@ def set_fields(spec: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
     return rows
 
 
-def differences(specs: Sequence[Mapping[str, Any]]) -> list[tuple[str, tuple[str, ...]]]:
+def differences(specs: Sequence[JsonMap]) -> list[tuple[str, tuple[str, ...]]]:
     """Return each field that is not the same in all, with its value in each. What a spec leaves out is the default."""
     defaults = _defaults()
     flats = [flat(spec) for spec in specs]
@@ -37,14 +38,14 @@ def differences(specs: Sequence[Mapping[str, Any]]) -> list[tuple[str, tuple[str
     return rows
 
 
-def field_of(spec: Mapping[str, Any], field: str) -> str:
+def field_of(spec: JsonMap, field: str) -> str:
     """Return the value of a field in a spec."""
     return shown(flat(spec).get(field, _defaults().get(field)))
 
 
-def flat(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+def flat(values: JsonMap, above: str = "") -> JsonDict:
     """Return dotted names and their values; lists stay whole, but for lists of sections."""
-    found: dict[str, Any] = {}
+    found: JsonDict = {}
     for name, value in values.items():
         dotted = f"{above}{name}"
         if isinstance(value, Mapping):
@@ -75,7 +76,7 @@ def shown(value: Any) -> str:
 
 
 @cache
-def _defaults() -> dict[str, Any]:
+def _defaults() -> JsonDict:
     return flat(RunSpec().model_dump(mode="json"))
 
 

@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from embark.events.plotting import Axis
 from embark.formatting import strip_control_chars
-from embark.frozen import frozen
+from embark.values import frozen
 
 
 @frozen

@@ -10,7 +10,6 @@ from typing import Any
 
 from embark.errors import EmbarkError, Fault, RunInUse, UserError
 from embark.events import plan_text
-from embark.frozen import frozen
 from embark.run.logger import RunLogger
 from embark.run.trainer import Ranks
 from embark.run.training_data import TrainingData
@@ -38,6 +37,7 @@ from embark.store.checkpoint_arrays import (
 from embark.store.checkpoint_interval import Choice, steps_between_saves
 from embark.store.errors import NotFound
 from embark.store.run_dir import SPEC
+from embark.values import JsonDict, frozen
 
 FIRST_SAVE_S = 20.0  # With `auto`, the first save comes early: it measures what one costs.
 
@@ -101,7 +101,7 @@ class Checkpointer(ABC):
     """Saves and loads the arrays that a trainer names, one save at a time in a thread of its own."""
 
     def __init__(
-        self, spec: RunSpec, run_dir: RunDir, ranks: Ranks, gather: Gather, layout: dict[str, Any], num_ranks: int
+        self, spec: RunSpec, run_dir: RunDir, ranks: Ranks, gather: Gather, layout: JsonDict, num_ranks: int
     ) -> None:
         """`layout` goes into `plan.txt`, `num_ranks` into the commit record."""
         self._spec, self._run_dir = spec, run_dir
@@ -112,7 +112,7 @@ class Checkpointer(ABC):
         self._unfinished: set[int] = set()  # Retention ignores these, and the next commit removes them.
         self._damaged: set[int] = set()  # Retention ignores these too; each stays until its step is saved again.
 
-    def begin(self, step: int, values: dict[str, Any], files: Mapping[str, bytes] | None = None) -> list[Saved]:
+    def begin(self, step: int, values: JsonDict, files: Mapping[str, bytes] | None = None) -> list[Saved]:
         """Copy the state and begin to write it, with these `files` beside it; returns the save before it, if that was
         still being written."""
         before = self.wait()
@@ -131,7 +131,7 @@ class Checkpointer(ABC):
         running, self._running = self._running, None
         return [running.result()] if running else []
 
-    def add_values(self, step: int, values: dict[str, Any]) -> EmbarkError | None:
+    def add_values(self, step: int, values: JsonDict) -> EmbarkError | None:
         """Add to the commit record of a step, and apply retention again; returns why it could not be done."""
         try:
             self._from_first(lambda: self._add_values(step, values))
@@ -242,7 +242,7 @@ class Checkpointer(ABC):
         return next((damage for damage in damages if damage), "")
 
     def _write(
-        self, step: int, pieces: list[TensorChunk], values: dict[str, Any], files: Mapping[str, bytes],
+        self, step: int, pieces: list[TensorChunk], values: JsonDict, files: Mapping[str, bytes],
         times_s: tuple[float, float],
     ) -> Saved:
         """Write a checkpoint, in the thread. A failure on one rank is known to all before anything is committed."""
@@ -285,14 +285,14 @@ class Checkpointer(ABC):
                 store.write(f"{folder}/{name}", data)
         return {path.removeprefix(f"{folder}/"): mark for path, mark in store.marks.items()}
 
-    def _commit(self, step: int, marks: list[dict[str, FileChecksum]], values: dict[str, Any]) -> None:
+    def _commit(self, step: int, marks: list[dict[str, FileChecksum]], values: JsonDict) -> None:
         files = {name: mark for of_rank in marks for name, mark in of_rank.items()}
         lease = {"lease": self._run_dir.lease.token} if self._run_dir.lease else {}
         self._checkpoints.commit(step, files, {"world_size": self._num_ranks, **lease, **values})
         self._unfinished.discard(step)
         self._damaged.discard(step)
 
-    def _add_values(self, step: int, values: dict[str, Any]) -> None:
+    def _add_values(self, step: int, values: JsonDict) -> None:
         for checkpoint in self._checkpoints.committed():
             if checkpoint.step == step:
                 self._checkpoints.commit(step, checkpoint.files, {**checkpoint.values, **values})
@@ -338,7 +338,7 @@ class CheckpointManager:
 
     def __init__(
         self, checkpointer: Checkpointer, schedule: CheckpointSchedule, logger: RunLogger, step: int,
-        data: TrainingData, values: Callable[[], dict[str, Any]],
+        data: TrainingData, values: Callable[[], JsonDict],
     ) -> None:
         """Create the manager. `values` returns the entries of each commit record besides its evaluation, at the time of
         the save."""
@@ -355,7 +355,7 @@ class CheckpointManager:
     def is_due(self, step: int) -> bool:
         return self._schedule.is_due(step) and step > self._saved_step
 
-    def begin(self, step: int, evaluated: dict[str, Any], step_s: float) -> None:
+    def begin(self, step: int, evaluated: JsonDict, step_s: float) -> None:
         """Copy the state; writing continues in the background."""
         self._step_s = max(step_s, 1e-6)
         self._log(self._checkpointer.begin(step, {"eval": evaluated, **self._values()},
@@ -370,7 +370,7 @@ class CheckpointManager:
     def wait(self) -> None:
         self._log(self._checkpointer.wait())
 
-    def finish(self, step: int, evaluated: dict[str, Any], *, wants_last: bool) -> None:
+    def finish(self, step: int, evaluated: JsonDict, *, wants_last: bool) -> None:
         """Save for the last time, and wait. A failure fails the run: no later save could make up for it."""
         if wants_last and step > self._saved_step:
             self.begin(step, evaluated, self._step_s)
@@ -378,7 +378,7 @@ class CheckpointManager:
         if failed and failed.error:
             raise failed.error
 
-    def add_evaluation(self, step: int, evaluated: dict[str, Any]) -> None:
+    def add_evaluation(self, step: int, evaluated: JsonDict) -> None:
         """Add an evaluation to the commit record of the last save, which came before it."""
         if step == self._saved_step and (problem := self._checkpointer.add_values(
                 step, {"eval": evaluated, **self._values()})):

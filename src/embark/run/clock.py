@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from embark.frozen import frozen
+from embark.values import frozen
 
 TICK_S = 0.2
 MAX_WINDOWS = 1000

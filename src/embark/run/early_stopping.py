@@ -6,17 +6,16 @@ The state is part of every checkpoint, so that a resumed run decides as an undis
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
 
 from embark.data import SampleSource
 from embark.errors import UserError
 from embark.events.metrics import metric
 from embark.formatting import format_float, pluralize
-from embark.frozen import frozen
 from embark.run.trainer import Ranks
 from embark.spec import TrainSpec
 from embark.store import Checkpoint, RunDir
 from embark.store.checkpoint_store import EARLY_STOPPING
+from embark.values import JsonDict, JsonMap, frozen
 
 
 @frozen
@@ -30,7 +29,7 @@ class BestSoFar:
     num_without_improvement: int = 0  # Evaluations since the best.
 
 
-Prune = Callable[[Mapping[str, Any]], str]
+Prune = Callable[[JsonMap], str]
 """Sees every evaluation; returns a reason to stop the run there, or an empty string."""
 
 
@@ -68,7 +67,7 @@ class EarlyStopping:
         is_due = self._train.eval_every > 0 and step > 0 and step % self._train.eval_every == 0
         return is_due and (step > self._so_far.step if self.is_on else self._prune is not None)
 
-    def add(self, evaluated: Mapping[str, Any]) -> None:
+    def add(self, evaluated: JsonMap) -> None:
         """Count an evaluation, once; the first rank's value decides on all."""
         self._pruned = self._prune(evaluated) if self._prune else ""
         so_far, step = self._so_far, evaluated["step"]
@@ -81,11 +80,11 @@ class EarlyStopping:
         self._so_far = BestSoFar(so_far.metric, step, step, value) if is_better else BestSoFar(
             so_far.metric, step, so_far.best_step, so_far.best, so_far.num_without_improvement + 1)
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> JsonDict:
         """Return the state for a commit record, and for the end event of an interrupted run."""
         return {EARLY_STOPPING: asdict(self._so_far)} if self.is_on else {}
 
-    def end_values(self, run_dir: RunDir) -> dict[str, Any]:
+    def end_values(self, run_dir: RunDir) -> JsonDict:
         """Return the state of a run that is done, whether early stopping ended it, and where the best checkpoint is."""
         if not self.is_on:
             return {}

@@ -5,13 +5,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import field
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from embark.data import open_source
 from embark.data.evaluation_rows import EvaluationRows, open_rows
 from embark.errors import EmbarkError
 from embark.events.results import Tabular
-from embark.frozen import frozen
 from embark.run.evaluation import Evaluation
 from embark.run.resolve import resolve_evaluation
 from embark.run.trainer import Trainer, TrainerBackend, World
@@ -19,6 +17,7 @@ from embark.spec import RunSpec
 from embark.spec.train import RANKING_METRICS
 from embark.store import RunDir
 from embark.store.checkpoint_inspect import TrainedRun
+from embark.values import JsonDict, frozen
 
 
 @frozen
@@ -43,7 +42,7 @@ class EvaluationResult(Tabular):
     tasks: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # Metrics of `model.tasks`, by name.
     notes: tuple[str, ...] = ()
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[JsonDict]:
         """Return the metrics in one row, or in one for each task."""
         where = {"run": self.run, "step": self.step, "split": self.split, "num_samples": self.num_samples}
         if self.tasks:

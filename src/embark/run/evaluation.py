@@ -13,6 +13,7 @@ from embark.errors import DataError, Diverged
 from embark.formatting import shortlist
 from embark.run.trainer import Ranks, Trainer
 from embark.spec import RunSpec, Task
+from embark.values import JsonDict
 
 F64 = NDArray[np.float64]
 
@@ -22,9 +23,9 @@ class Evaluation:
 
     def __init__(self, source: SampleSource, batch_size: int, world: Ranks, tasks: tuple[Task, ...] = ()) -> None:
         self._source, self._batch_size, self._world, self._tasks = source, batch_size, world, tasks
-        self._best: dict[str, Any] | None = None
+        self._best: JsonDict | None = None
 
-    def run(self, trainer: Trainer, step: int, is_stopping: Callable[[], bool]) -> dict[str, Any]:
+    def run(self, trainer: Trainer, step: int, is_stopping: Callable[[], bool]) -> JsonDict:
         """Measure the metrics over all ranks; every rank must call it. Empty if the run was asked to stop meanwhile."""
         started, world = time.perf_counter(), self._world
         best: list[tuple[F64, NDArray[np.float32]]] = []  # The true probabilities, and the labels.
@@ -48,8 +49,8 @@ class Evaluation:
         return {**metrics, **(self._best or {}), "eval_s": time.perf_counter() - started}
 
     def _with_best_of_tasks(
-        self, metrics: dict[str, Any], found: Sequence[tuple[F64, NDArray[np.float32]]]
-    ) -> dict[str, Any]:
+        self, metrics: JsonDict, found: Sequence[tuple[F64, NDArray[np.float32]]]
+    ) -> JsonDict:
         from embark.run.task_metrics import best_of, with_best
 
         if self._best is None and not any(self._world.gathered(bool(found))):

@@ -14,7 +14,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import NormalDist, fmean, stdev
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,13 +23,13 @@ from embark.data.permuted_rows import RowsInMemory, dense_groups
 from embark.data.task_labels import main_label
 from embark.errors import DataError, UserError
 from embark.events.results import Tabular
-from embark.frozen import frozen
 from embark.run.evaluate_run import LoadedRun, loaded
 from embark.run.evaluation import Evaluation
 from embark.run.trainer import TrainerBackend
 from embark.spec import RunSpec
 from embark.spec.tasks import list_size_of
 from embark.store.checkpoint_inspect import TrainedRun
+from embark.values import JsonDict, frozen
 
 NUM_PARTS = 10
 METHOD = (f"permutation importance: each feature permuted among the rows of one of {NUM_PARTS} disjoint parts at a "
@@ -78,11 +77,11 @@ class ImportanceResult(Tabular):
     method: str
     notes: tuple[str, ...] = ()
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[JsonDict]:
         """Return a row for each feature, with the ends of its intervals."""
         rows = []
         for one in self.features:
-            row: dict[str, Any] = {"feature": one.feature, "kind": one.kind, "table": one.table}
+            row: JsonDict = {"feature": one.feature, "kind": one.kind, "table": one.table}
             for name in ("log_loss_increase", "auc_drop"):
                 found: Estimate = getattr(one, name)
                 row |= {name: found.mean, f"{name}_low": found.low, f"{name}_high": found.high}

@@ -16,8 +16,9 @@ from embark.run.trainer import Ranks
 from embark.spec import RunSpec, load_spec
 from embark.spec.run import DATA, KEY, KIND_OF_FIELD, LEARNING_FIELDS, UNRECORDED
 from embark.store import Checkpoint, RunDir
+from embark.values import JsonDict, JsonMap
 
-Identity = Mapping[str, Any]
+Identity = JsonMap
 """Fields and their values in JSON's types; `data` is the checksum of the samples."""
 
 
@@ -33,7 +34,7 @@ def identity_of(spec: RunSpec, source: SampleSource, num_steps: int, world: Rank
     return {**_learning_fields(spec, num_steps), **({DATA: fingerprints[0]} if fingerprints[0] else {})}
 
 
-def _learning_fields(spec: RunSpec, num_steps: int) -> dict[str, Any]:
+def _learning_fields(spec: RunSpec, num_steps: int) -> JsonDict:
     values = spec.model_dump(mode="json")
 
     def value_of(field: str) -> Any:
@@ -109,5 +110,5 @@ def _describe(change: Change) -> str:
     return f"{change.field}: {shown_value(old)} {where}, {shown_value(new)} now"
 
 
-def _flat(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _flat(tables: Sequence[JsonMap]) -> JsonDict:
     return {f"{table['name']}.{name}": value for table in tables for name, value in table.items() if name != "name"}

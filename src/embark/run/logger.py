@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 from embark import __version__
 from embark.data.kept_maps import keep_id_maps, keep_log_maps
@@ -22,6 +21,7 @@ from embark.spec import RunSpec, to_toml
 from embark.stack.versions import installed
 from embark.store import RunDir, write_atomic
 from embark.store.run_dir import EVENTS
+from embark.values import JsonDict
 
 
 class RunLogger:
@@ -37,7 +37,7 @@ class RunLogger:
         self._all = Fanout([*files, *view])
         self._senders = [sink for sink in files if isinstance(sink, SendingSink)]
 
-    def log(self, kind: str, values: dict[str, Any]) -> None:
+    def log(self, kind: str, values: JsonDict) -> None:
         """Emit an event to all sinks."""
         if self._is_lost():
             return
@@ -51,13 +51,13 @@ class RunLogger:
     def warn(self, text: str) -> None:
         self.note(text, "warning")
 
-    def record(self, kind: str, values: dict[str, Any]) -> None:
+    def record(self, kind: str, values: JsonDict) -> None:
         """Emit an event into the run's files only."""
         if self._is_lost():
             return
         self._files.emit(Event(kind, values))
 
-    def tick(self, values: dict[str, Any]) -> None:
+    def tick(self, values: JsonDict) -> None:
         """Emit progress to the live view only."""
         self._view.emit(Event("progress", values))
 

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 from embark.errors import RunInUse
 from embark.events import Sink
@@ -27,12 +26,13 @@ from embark.run.warm_start import WarmStart
 from embark.spec import RunSpec
 from embark.spec.run import KEY
 from embark.store import RunDir
+from embark.values import JsonDict
 
 
 def train(
     spec: RunSpec, backend: TrainerBackend, view: Sequence[Sink] = (), *, fresh: bool = False,
     signals: StopSignals | None = None, prune: Prune | None = None, opener: RunOpener | None = None,
-) -> dict[str, Any]:
+) -> JsonDict:
     """Train what `spec` says; returns the values of the last evaluation and of the end.
 
     The same call starts a run, resumes an interrupted one and leaves a finished one alone. `view` is what a person
@@ -100,7 +100,7 @@ class TrainingLoop:
     step: int  # Steps that are done.
     clock: Clock = field(init=False)
     evaluation: Evaluation = field(init=False)
-    evaluated: dict[str, Any] = field(default_factory=dict)  # Values of the last evaluation.
+    evaluated: JsonDict = field(default_factory=dict)  # Values of the last evaluation.
     decision: Decision = field(default_factory=Decision)
 
     def __post_init__(self) -> None:
@@ -108,7 +108,7 @@ class TrainingLoop:
         self.clock = Clock(spec.train.batch_size, self.trainer.input_waits())
         self.evaluation = Evaluation(self.run.source, spec.train.batch_size, self.world, spec.model.tasks)
 
-    def train(self) -> dict[str, Any]:
+    def train(self) -> JsonDict:
         """Step, log, evaluate and save until the last step or until any rank is asked to stop."""
         run, clock, checkpoints = self.run, self.clock, self.checkpoints
         data, train = run.data, run.spec.train
@@ -201,7 +201,7 @@ class TrainingLoop:
                 if note and self.world.is_first:
                     self.logger.warn(note)
 
-    def end(self) -> dict[str, Any]:
+    def end(self) -> JsonDict:
         """Log the end; raises if the run was stopped before its last step."""
         run, run_dir, step, stop = self.run, self.run_dir, self.step, self.decision.stop
         end = {"outcome": "done", "step": step, "run_dir": run_dir.uri, **self.clock.totals(),

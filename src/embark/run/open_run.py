@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from embark.errors import EmbarkError, Interrupted, OverBudget, Preempted, RunInUse, UserError
 from embark.events import Event, EventLog, Sink, read_events
@@ -25,6 +24,7 @@ from embark.store.checkpoint_store import EARLY_STOPPING
 from embark.store.errors import explain
 from embark.store.lease import FOLDER, MAX_TTL_S, TTL_S, acquire, current_holder, process_mark
 from embark.store.run_dir import EVENTS
+from embark.values import JsonDict
 
 TTL = "EMBARK_LEASE_S"  # Seconds to wait for a process on another machine that gives no sign of life.
 
@@ -183,7 +183,7 @@ def _inspect(run_dir: RunDir, run: ResolvedRun) -> tuple[int, list[Change]]:
     return step, changes
 
 
-def finished_result(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | None:
+def finished_result(spec: RunSpec, view: Sequence[Sink]) -> JsonDict | None:
     """Return what a run in a local directory returned when it finished, before torch or jax is loaded.
 
     None if there is something to train, or to wait for, and under torchrun, whose ranks decide together. Raises, as the
@@ -231,7 +231,7 @@ def is_complete(events: Sequence[Event], train: TrainSpec, num_steps: int) -> bo
                                  and num_without >= train.early_stopping_patience)
 
 
-def replay_finished(run_dir: RunDir, step: int, spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any]:
+def replay_finished(run_dir: RunDir, step: int, spec: RunSpec, view: Sequence[Sink]) -> JsonDict:
     """Show the end of a run that had finished, and return what it returned then, from its events."""
     events = read_events(run_dir.events) if run_dir.events.is_file() else ()  # a remote run's are on rank 0's host only
     newest = {event.kind: event for event in events if event.kind in ("eval", "end")}

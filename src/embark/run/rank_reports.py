@@ -6,12 +6,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, Self
 
 from embark.events.system import SystemSampler
-from embark.frozen import frozen
 from embark.run.clock import Clock, StepCounters
 from embark.run.evaluation import Trouble
 from embark.run.logger import RunLogger
 from embark.run.trainer import World
 from embark.spec import RunSpec
+from embark.values import JsonDict, frozen
 
 FIRST_PROFILE_STEPS = 10  # A profile before that would see a step warm up.
 PROFILE_EVERY_S = 60.0  # Interval on a CPU, where a profile costs some hundredths of a second.
@@ -49,7 +49,7 @@ class RankReport:
 
     trouble: Trouble | None
     counted: StepCounters
-    system: dict[str, Any] | None  # The host's load, from one rank of each host, if it is new.
+    system: JsonDict | None  # The host's load, from one rank of each host, if it is new.
     phases: dict[str, float] | None  # Seconds by phase, if a profile ended since the last report.
     wants_profile: bool  # Rank 0 says when to profile; all then profile the same steps.
 
@@ -69,7 +69,7 @@ class RankReports:
         self._must_profile = False
         self._has_logged_problem = False
         self._before: list[StepCounters] = []
-        self._systems: dict[int, dict[str, Any]] = {}
+        self._systems: dict[int, JsonDict] = {}
 
     def __enter__(self) -> Self:
         self._sampler.__enter__()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from embark.data import SampleSource, open_training_source, resolve_from_data
 from embark.errors import Mistake, SpecError, conflict
 from embark.features.numbers import CODES
-from embark.frozen import frozen
 from embark.model.steps import num_steps_of, steps_per_epoch
 from embark.run.identity import Identity, identity_of
 from embark.run.trainer import World
@@ -19,6 +18,7 @@ from embark.run.warm_start import with_sizes_of_source
 from embark.spec import RunSpec
 from embark.spec.run import penalty_mistakes
 from embark.spec.train import batch_mistakes, with_train_defaults
+from embark.values import frozen
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import Allocate

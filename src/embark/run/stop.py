@@ -1,11 +1,11 @@
 """All ranks decide together at every step: stop, save, or continue."""
 
-from embark.frozen import frozen
 from embark.run.budget import BudgetGuard
 from embark.run.preemption_notices import NoticeWatch
 from embark.run.signals import NAMES, StopSignals
 from embark.run.trainer import Ranks
 from embark.store.lease import Lease
+from embark.values import frozen
 
 
 @frozen

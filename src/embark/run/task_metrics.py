@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +9,7 @@ from numpy.typing import NDArray
 from embark.run.evaluation import STATE_SIZE, metrics_of, of_probabilities, ratio
 from embark.run.trainer import Ranks
 from embark.spec.tasks import Task, main_task
+from embark.values import JsonDict
 
 F64 = NDArray[np.float64]
 LOSSES = {"binary": "log_loss", "regression": "mse", "softmax": "cross_entropy", "listwise": "cross_entropy"}
@@ -43,7 +43,7 @@ def metrics_of_task(task: Task, state: F64) -> dict[str, float]:
             "num_samples": num}
 
 
-def combine(tasks: Sequence[Task], found: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+def combine(tasks: Sequence[Task], found: Mapping[str, Mapping[str, float]]) -> JsonDict:
     """Return the metrics of a run: `log_loss` is the weighted sum of the losses of the tasks that have samples; AUC,
     normalized entropy and calibration are those of the first binary task; `tasks` has those of each."""
     position = main_task(tuple(tasks))
@@ -55,8 +55,8 @@ def combine(tasks: Sequence[Task], found: Mapping[str, Mapping[str, float]]) -> 
 
 
 def with_best(
-    tasks: Sequence[Task], metrics: dict[str, Any], best: Mapping[str, Mapping[str, float]]
-) -> dict[str, Any]:
+    tasks: Sequence[Task], metrics: JsonDict, best: Mapping[str, Mapping[str, float]]
+) -> JsonDict:
     """Add to the metrics of a run what the best possible model would reach in its binary tasks."""
     return {**metrics, **combine(tasks, {name: {**of_task, **best.get(name, {})}
                                          for name, of_task in metrics[TASKS].items()})}

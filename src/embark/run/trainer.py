@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
+from embark.values import JsonDict
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
@@ -83,7 +85,7 @@ class Evaluator(Protocol):
 
     def add(self, batch: Batch) -> None: ...
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> JsonDict:
         """Return the metrics over all ranks, as `run.evaluation.metrics_from` makes them, with the exact AUC and
         `score_counts`: how many samples have a prediction in each bin of `events.drift`; for several tasks, as
         `run.task_metrics.combine` makes them."""
@@ -96,7 +98,7 @@ class Trainer(Protocol):
     def engine(self) -> EngineInfo: ...
 
     @property
-    def layout(self) -> dict[str, Any]:
+    def layout(self) -> JsonDict:
         """The sharding of the tables."""
 
     @property
@@ -115,7 +117,7 @@ class Trainer(Protocol):
     def step(self, batches: Iterator[Any], step: int) -> float:
         """Train on the next batch; returns the learning rate."""
 
-    def window_metrics(self) -> dict[str, Any]:
+    def window_metrics(self) -> JsonDict:
         """Return the metrics over all ranks since the last call."""
 
     def trouble(self) -> Trouble | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from embark.data import SampleSource
 from embark.data.stream.records import StreamStopped as DataStopped
@@ -12,6 +12,7 @@ from embark.data.stream.usable import DeadLetters
 from embark.spec import RunSpec
 from embark.store import Checkpoint, RunDir
 from embark.store.run_dir import DEAD_LETTERS
+from embark.values import JsonDict
 
 if TYPE_CHECKING:
     from embark.data.stream.source import StreamSource
@@ -27,7 +28,7 @@ class TrainingData:
     def __init__(self, source: SampleSource) -> None:
         self.source = source
 
-    def start_values(self) -> dict[str, Any]:
+    def start_values(self) -> JsonDict:
         """Describe the samples for the start event."""
         return {"num_train_samples": self.source.num_train_samples}
 
@@ -43,7 +44,7 @@ class TrainingData:
     def trained(self, step: int) -> None:
         """Forget the data that only steps before `step` need."""
 
-    def status(self, step: int) -> dict[str, Any]:
+    def status(self, step: int) -> JsonDict:
         """Describe the progress for the step event."""
         return {}
 
@@ -68,7 +69,7 @@ class StreamData(TrainingData):
         self._description = spec.stream.description
         self.is_endless = not spec.train.num_steps
 
-    def start_values(self) -> dict[str, Any]:
+    def start_values(self) -> JsonDict:
         return {"stream": self._description, "num_train_samples": 0}
 
     def resume(self, run_dir: RunDir, checkpoint: Checkpoint | None) -> None:
@@ -85,7 +86,7 @@ class StreamData(TrainingData):
     def trained(self, step: int) -> None:
         self.source.trained(step)
 
-    def status(self, step: int) -> dict[str, Any]:
+    def status(self, step: int) -> JsonDict:
         return {"stream": self.source.status(step)}
 
     def checkpoint_files(self, step: int) -> Mapping[str, bytes]:

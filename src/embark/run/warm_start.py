@@ -10,13 +10,13 @@ from typing import Any
 from embark.data.prepared.cache import read_manifest
 from embark.data.prepared.manifest import EARLIER
 from embark.errors import UserError
-from embark.frozen import frozen
 from embark.spec import RunSpec
 from embark.spec.run import DATA, KEY
 from embark.spec.train import SIZES
 from embark.store import Checkpoint, RunDir, find_run, run_uri
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import list_checkpoints, split_run
+from embark.values import JsonMap, frozen
 
 MAX_SHOWN = 8
 Size = tuple[int, ...]
@@ -99,7 +99,7 @@ def with_sizes_of_source(spec: RunSpec) -> RunSpec:
     return spec.model_copy(update={"model": spec.model.model_copy(update=sizes)}) if sizes else spec
 
 
-def _differences(spec: RunSpec, old: Mapping[str, Any]) -> Iterator[str]:
+def _differences(spec: RunSpec, old: JsonMap) -> Iterator[str]:
     kind = old.get("data.kind")
     if kind != spec.data.kind:
         yield f'data.kind: "{kind}" there, "{spec.data.kind}" here'

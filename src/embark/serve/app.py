@@ -9,7 +9,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sized
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,6 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import ArtifactInfo, short_identity
-from embark.frozen import frozen
 from embark.serve.batcher import Batcher, Overloaded
 from embark.serve.infer_protocol import (
     EXTENSIONS,
@@ -40,6 +39,7 @@ from embark.serve.retrieve import RetrieveRequest, RetrieveResponse, read_retrie
 from embark.serve.served_model import ServedModel
 from embark.serve.server_metrics import ServerMetrics
 from embark.serve.traffic import Traffic, read_labels
+from embark.values import JsonDict, frozen
 
 Handler = Callable[[Request], Awaitable[Response]]
 RequestT = TypeVar("RequestT", bound=Sized)
@@ -204,20 +204,20 @@ class ModelServer:
     async def _server(self, _: Request) -> Response:
         return JSONResponse(self.about_server())
 
-    def about_server(self) -> dict[str, Any]:
+    def about_server(self) -> JsonDict:
         """Return the metadata of the server."""
         return {"name": "embark", "version": self.info.embark, "extensions": EXTENSIONS}
 
     async def _model(self, request: Request) -> Response:
         self.check_model(**request.path_params)
         refused = self.model.refused
-        about: dict[str, Any] = {"run": self.info.run, "step": self.info.step,
+        about: JsonDict = {"run": self.info.run, "step": self.info.step,
                                  "identity": short_identity(self.model.identity)}
         if refused:
             about |= {"refused_version": refused.version or 0, "refused_because": refused.refused}
         return JSONResponse({**self.about_model(), "parameters": about})
 
-    def about_model(self) -> dict[str, Any]:
+    def about_model(self) -> JsonDict:
         """Return the metadata of the model."""
         return metadata(self.name, self.model.version, self.info.rows.columns, self.info.model)
 

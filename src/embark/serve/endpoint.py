@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from embark.errors import UserError
-from embark.frozen import frozen
+from embark.values import frozen
 
 MAX_CONNECTIONS = 2_048
 GRACE_S = 0.5  # After SIGTERM: handshakes that have begun are finished, and an open connection may send its request.

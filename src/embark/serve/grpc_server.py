@@ -14,6 +14,7 @@ from embark.serve.app import IDENTITY, ModelServer, Refusal, all_scores, refused
 from embark.serve.infer_protocol import InferRequest, chosen_outputs
 from embark.serve.outputs import tensors_of
 from embark.serve.tensors import BYTES, DTYPES, read_tensor, tensor_columns
+from embark.values import JsonDict
 
 try:
     import grpc
@@ -26,7 +27,7 @@ except ModuleNotFoundError as error:
     raise MissingPackage(f"--grpc-port needs {error.name}, which is not installed",
                          fix="pip install 'embark-rec[grpc]'") from None
 
-Fields = dict[str, Any]  # The fields of a response message; under `IDENTITY`, what its trailing metadata say.
+Fields = JsonDict  # The fields of a response message; under `IDENTITY`, what its trailing metadata say.
 Answer = Callable[[Any], Awaitable[Fields]]
 _log = logging.getLogger("embark.serve")
 _CODES = {400: grpc.StatusCode.INVALID_ARGUMENT, 401: grpc.StatusCode.UNAUTHENTICATED,
@@ -43,7 +44,7 @@ _PACKAGE = "inference"
 SERVICE = f"{_PACKAGE}.GRPCInferenceService"
 
 
-def message_classes() -> dict[str, Any]:
+def message_classes() -> JsonDict:
     """Return the message classes by name. They are made here instead of generated, in a pool of their own, so that a
     client may have its own copy in the same process."""
     file = FileDescriptorProto(name="open_inference.proto", package=_PACKAGE, syntax="proto3")

@@ -2,7 +2,7 @@
 `/score`."""
 
 import json
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.features.schema import TIME_ROWS, Schema
-from embark.frozen import frozen
 from embark.serve.outputs import Output, answer_of, outputs_of, tensors_of
 from embark.serve.raw_tensors import RawLayout, RawTensors
 from embark.serve.request_rows import JsonColumns, Scores, TensorColumns, check_shared
 from embark.serve.tensors import read_tensor, tensor_columns
 from embark.spec.model import ModelSpec
+from embark.values import JsonDict, JsonMap, frozen
 
 INSTANCES = "instances"
 EXTENSIONS = ["binary_tensor_data"]
 MAX_REMEMBERED, MAX_REMEMBERED_BYTES = 64, 1 << 16  # Kinds of requests, and the length of each without its values.
 
 
-def metadata(name: str, version: int, columns: Schema, model: ModelSpec) -> dict[str, Any]:
+def metadata(name: str, version: int, columns: Schema, model: ModelSpec) -> JsonDict:
     """Describe a model by the protocol: a tensor for each column, with a second dimension for lists."""
     inputs = {column: _tensor(column, "FP32") for column in columns.dense}
     for column in columns.read:
@@ -35,7 +35,7 @@ def metadata(name: str, version: int, columns: Schema, model: ModelSpec) -> dict
             "outputs": [{**_tensor(output.name, "FP32"), "shape": output.shape} for output in outputs_of(model)]}
 
 
-def _tensor(name: str, datatype: str, *, is_list: bool = False) -> dict[str, Any]:
+def _tensor(name: str, datatype: str, *, is_list: bool = False) -> JsonDict:
     return {"name": name, "datatype": datatype, "shape": [-1, -1] if is_list else [-1]}
 
 
@@ -49,7 +49,7 @@ class InferRequest:
     raw_outputs: frozenset[str] = frozenset()  # Names of the outputs that are sent as raw bytes over HTTP.
 
 
-def read_infer(header: Mapping[str, Any], raw: memoryview, schema: Schema, model: ModelSpec) -> InferRequest:
+def read_infer(header: JsonMap, raw: memoryview, schema: Schema, model: ModelSpec) -> InferRequest:
     """Read a request over HTTP: its JSON, and the bytes of the binary tensors after it."""
     request_id, tensors, at = header.get("id", ""), [], 0
     if not isinstance(request_id, str):
@@ -111,7 +111,7 @@ def chosen_outputs(names: Sequence[Any], model: ModelSpec) -> tuple[Output, ...]
 
 
 def infer_response(name: str, version: int, request: InferRequest, scores: NDArray[np.float32]) -> \
-        tuple[dict[str, Any], bytes]:
+        tuple[JsonDict, bytes]:
     """Return the answer to an inference request: its JSON, and the bytes after it."""
     echoed = {"id": request.id} if request.id else {}
     outputs, after = [], []
@@ -124,7 +124,7 @@ def infer_response(name: str, version: int, request: InferRequest, scores: NDArr
     return {"model_name": name, "model_version": str(version), **echoed, "outputs": outputs}, b"".join(after)
 
 
-def read_score(body: Mapping[str, Any]) -> JsonColumns:
+def read_score(body: JsonMap) -> JsonColumns:
     """Read `rows`, which Vertex AI calls `instances`, or `candidates`, each with the columns of `user`."""
     for name in ("rows", INSTANCES):
         if name in body:
@@ -144,7 +144,7 @@ def _num_bytes(value: Any) -> int:
     return sum(map(_num_bytes, value), 8) if isinstance(value, list) else len(value) if isinstance(value, str) else 8
 
 
-def score_response(body: Mapping[str, Any], found: Scores, model: ModelSpec) -> dict[str, Any]:
+def score_response(body: JsonMap, found: Scores, model: ModelSpec) -> JsonDict:
     """Return the answer to a request with that body. Vertex AI wants one prediction for each instance."""
     is_by_row = INSTANCES in body
     return {"version": found.version,
@@ -152,7 +152,7 @@ def score_response(body: Mapping[str, Any], found: Scores, model: ModelSpec) -> 
             "errors": [{"row": row, "why": why} for row, why in found.errors]}
 
 
-def json_object(text: bytes | bytearray) -> dict[str, Any]:
+def json_object(text: bytes | bytearray) -> JsonDict:
     """Parse a body, or the part of it that is JSON."""
     try:
         value = json.loads(text)
@@ -164,14 +164,14 @@ def json_object(text: bytes | bytearray) -> dict[str, Any]:
     return value
 
 
-def _parameters(of: Mapping[str, Any]) -> Mapping[str, Any]:
+def _parameters(of: JsonMap) -> JsonMap:
     found = of.get("parameters", {})
     if not isinstance(found, dict):
         raise ValueError("'parameters' is not an object")
     return found
 
 
-def _listed(body: Mapping[str, Any], key: str, default: list[Any] | None = None) -> list[dict[str, Any]]:
+def _listed(body: JsonMap, key: str, default: list[Any] | None = None) -> list[JsonDict]:
     found = body.get(key, default)
     if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
         raise ValueError(f"{key!r} is not an array of objects")

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.frozen import frozen
 from embark.spec.model import ModelSpec
+from embark.values import JsonDict, frozen
 
 SCORE = "score"
 Row = float | tuple[float, ...]  # One score, or all outputs of all tasks.
@@ -48,7 +48,7 @@ def outputs_of(model: ModelSpec) -> tuple[Output, ...]:
 
 def tensors_of(
     outputs: Sequence[Output], scores: NDArray[np.float32],
-) -> Iterator[tuple[dict[str, Any], NDArray[np.float32]]]:
+) -> Iterator[tuple[JsonDict, NDArray[np.float32]]]:
     """Yield the name, type and shape of each output with its numbers, for rows that all have scores."""
     for output in outputs:
         values = output.of(scores)

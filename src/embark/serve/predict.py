@@ -22,10 +22,10 @@ from embark.errors import DataError, EmbarkError, UserError, nearest
 from embark.export.artifact import open_artifact, open_versions
 from embark.features.arrow.row_parser import RowParser, json_array
 from embark.formatting import pluralize
-from embark.frozen import frozen
 from embark.serve.outputs import outputs_of
 from embark.serve.request_rows import RequestColumns, RequestScorer, TensorColumns
 from embark.store.checkpoint_inspect import find_trained
+from embark.values import JsonMap, frozen
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,7 +38,7 @@ _NUM_QUOTED = 3
 
 
 def predict(
-    run: str, rows: pd.DataFrame | pa.Table | Sequence[Mapping[str, Any]], *, version: int | None = None,
+    run: str, rows: pd.DataFrame | pa.Table | Sequence[JsonMap], *, version: int | None = None,
     model_file: str = "",
 ) -> Any:
     """Return the scores of raw rows, in their order: what `embark score` gives for the same rows.

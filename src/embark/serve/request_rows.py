@@ -17,15 +17,15 @@ from embark.errors import DataError, EmbarkError, Fault
 from embark.export.artifact import Artifact
 from embark.features.arrow.row_parser import Location, RowParser, json_array
 from embark.features.rows import NumberRows, RawRows
-from embark.frozen import frozen
 from embark.serve.outputs import Row
 from embark.serve.score_file import NOT_FINITE
+from embark.values import JsonMap, frozen
 
 if TYPE_CHECKING:
     from embark.serve.retrieve import Retriever
     from embark.trainers.torch.scoring.open_model import ScoringModel
 
-JsonRow = Mapping[str, Any]
+JsonRow = JsonMap
 _MAX_SHARED_BYTES = 64 << 20
 OnRows = Callable[[Artifact, RawRows, Sequence[int]], None]  # Rows of a batch, and how many each request has of them.
 _log = logging.getLogger("embark.serve")
@@ -86,11 +86,11 @@ class TensorColumns(RequestColumns):
     """A column for each tensor of a request."""
 
     num_rows: int
-    columns: Mapping[str, Any]
+    columns: JsonMap
     shared: Collection[str] = ()  # Columns with a single value, which all rows share.
 
     @staticmethod
-    def of(num_rows: Mapping[str, int], columns: Mapping[str, Any]) -> TensorColumns:
+    def of(num_rows: Mapping[str, int], columns: JsonMap) -> TensorColumns:
         """Make columns that have as many rows as each other, or one row that all rows share."""
         most = max(num_rows.values(), default=0)
         shared = {name for name, num in num_rows.items() if num != most}

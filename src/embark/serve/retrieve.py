@@ -1,7 +1,7 @@
 """`/retrieve`: the items with the highest scores for a user or after a history, by the network and the item index of
 one version."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,10 @@ from embark.errors import DataError, EmbarkError
 from embark.export.artifact import Artifact
 from embark.export.item_values import StoredValues
 from embark.features.rows import RawRows
-from embark.frozen import frozen
 from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.spec.model import CANDIDATE
 from embark.spec.two_tower import is_item_table
+from embark.values import JsonDict, JsonMap, frozen
 
 MAX_K, MAX_EXCLUDED = 1_000, 10_000
 MAX_FOUND = 1 << 18  # Limit for a request, over its users: requested and excluded items are searched.
@@ -28,7 +28,7 @@ class RetrieveRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    users: list[dict[str, Any]]
+    users: list[JsonDict]
     k: int = Field(default=20, ge=1, le=MAX_K)
     exclude: list[Value] = Field(default=[], max_length=MAX_EXCLUDED)
     exclude_seen: bool = False  # Leave out the items of the user's history.
@@ -47,7 +47,7 @@ class RetrieveResponse:
     identity: str = ""
 
 
-def read_retrieve(body: Mapping[str, Any]) -> RetrieveRequest:
+def read_retrieve(body: JsonMap) -> RetrieveRequest:
     """Read `{"user": {…}}` or `{"users": [{…}, …]}`, with `k` and `exclude`."""
     if ("user" in body) == ("users" in body):
         raise ValueError("a request has either 'user', an object, or 'users', an array of objects")
@@ -104,7 +104,7 @@ class Retriever:
         return RetrieveResponse(tuple(results), tuple((row, why.get(row, rest)) for row, one in enumerate(results)
                                                if one is None), *self._answered_by)
 
-    def _seen(self, user: Mapping[str, Any]) -> frozenset[Value]:
+    def _seen(self, user: JsonMap) -> frozenset[Value]:
         """Return the items of a history as they are sent, also those for which it has no room."""
         cell = user.get(self._history)
         if isinstance(cell, str):

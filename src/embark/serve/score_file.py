@@ -23,9 +23,9 @@ from embark.features.arrow.cells import as_utf8, is_text, normalize_array
 from embark.features.arrow.row_parser import Location, RowParser
 from embark.features.rows import MAX_QUOTED, RawRows
 from embark.features.schema import Schema
-from embark.frozen import frozen
 from embark.serve.outputs import outputs_of
 from embark.spec.data import PrepareSpec
+from embark.values import JsonDict, frozen
 
 NOT_FINITE = "the score is not finite: a dense value is too large"
 _CHUNK_BYTES = 8 << 20
@@ -132,7 +132,7 @@ class _NumberingParser(RowParser):
         super().__init__(schema, prepare)
         self._keep = keep
         self.num_rows = 0
-        self.kept: dict[str, Any] = {}
+        self.kept: JsonDict = {}
 
     @property
     def columns(self) -> list[str]:

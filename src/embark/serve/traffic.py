@@ -27,13 +27,14 @@ from embark.export.artifact import Artifact
 from embark.features.rows import RawRows
 from embark.serve.request_rows import Scores
 from embark.serve.served_model import ServedModel, VersionChange
+from embark.values import JsonDict, JsonMap
 
 COUNT_EVERY_S = 1.0
 MAX_HELD_SCORES = 1 << 20  # Scores, also those that came with labels, that wait to be counted.
 _ROUTES = ("/score", "/infer", "/invocations", "grpc ModelInfer", os.environ.get("AIP_PREDICT_ROUTE") or "/score")
 _EDGES_S = LATENCIES_S.tolist()
 MAX_VERSIONS = 16  # Versions that are counted in one window: clients name those of labels, and each becomes an event.
-Window = dict[int, dict[str, Any]]  # The contents of a `traffic` event of one process, by version.
+Window = dict[int, JsonDict]  # The contents of a `traffic` event of one process, by version.
 Floats = NDArray[np.float64]
 _log = logging.getLogger("embark.serve")
 
@@ -49,11 +50,11 @@ class TrafficLog:
         self._opening = Event("serve")  # The event that begins a log, with the active version.
         self._url = ""
         self._written_s = time.time()
-        self._metrics: dict[str, Any] = {}
+        self._metrics: JsonDict = {}
         self._lock = threading.RLock()
 
     @contextmanager
-    def recording(self, folder: Path | None, url: str, version: Mapping[str, Any],
+    def recording(self, folder: Path | None, url: str, version: JsonMap,
                   take: Callable[[], Sequence[Window]]) -> Iterator[None]:
         """Record what `take` returns, the windows of all processes, while the block runs; with a folder, write it to
         `events.jsonl` there too. `version` describes the active version."""
@@ -87,7 +88,7 @@ class TrafficLog:
                     "version": version, "seconds": round(seconds, 3) if version == answering else 0, **values}),
                     with_metrics=version == answering)
 
-    def add_version(self, version: Mapping[str, Any], *, is_start: bool = False) -> None:
+    def add_version(self, version: JsonMap, *, is_start: bool = False) -> None:
         """Record the version that answers from now on."""
         self._opening = Event("serve", {**version, "is_start": is_start, "url": self._url})
         self.add(self._opening)
@@ -151,7 +152,7 @@ def _sum(one: Any, other: Any) -> Any:
     return one + other
 
 
-def about_version(model: ServedModel) -> dict[str, Any]:
+def about_version(model: ServedModel) -> JsonDict:
     """Describe the active version, with the statistics that its requests are compared with."""
     artifact = model.artifact
     reference = artifact.reference
@@ -172,7 +173,7 @@ class _Labels(BaseModel):
     labels: list[Literal[0, 1] | None]
 
 
-def read_labels(body: Mapping[str, Any]) -> tuple[int, Floats, Floats]:
+def read_labels(body: JsonMap) -> tuple[int, Floats, Floats]:
     """Return the version of a request to `/feedback`, and the scores and labels of its rows; NaN where one has none."""
     asked = _Labels.model_validate(body)
     if len(asked.scores) != len(asked.labels):
@@ -192,8 +193,8 @@ class _Counts:
     columns: list[list[NDArray[np.int64]]] = field(default_factory=list)  # Rows by column and bin; last, missing ones.
     num_sampled: int = 0  # Rows in `columns`.
 
-    def to_json(self, statuses: Mapping[str, int]) -> dict[str, Any]:
-        found: dict[str, Any] = {
+    def to_json(self, statuses: Mapping[str, int]) -> JsonDict:
+        found: JsonDict = {
             "statuses": statuses, "rows": self.num_rows, "unscored": self.num_unscored,
             "latency": {str(index): num for index, num in sorted(self.latency.items())},
             "scores": self.scores.tolist() if self.num_rows else []}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -15,6 +15,7 @@ from embark.spec.model import Rows, Table
 from embark.spec.section import PositiveInt, Section
 from embark.spec.tasks import main_task
 from embark.spec.time_formats import checked_format, checked_zone
+from embark.values import JsonDict, JsonMap
 
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec
@@ -78,7 +79,7 @@ class ColumnFeatures(Section):
 ID_FIELDS = ("rows", "min_count", "max_ids", "num_hashes", "words", "statistics")
 
 
-class ByColumn(dict[str, Any]):
+class ByColumn(JsonDict):
     """Settings by column; never changed, so that a spec can be hashed."""
 
     def __hash__(self) -> int:  # type: ignore[override]
@@ -190,7 +191,7 @@ LEGACY_OPTIONS = ("dense", "time_columns")
 """Options of `[data.prepare]` that `[features]` replaced; records of earlier data and artifacts have them."""
 
 
-def legacy_features(prepare: Mapping[str, Any], given: Mapping[str, Any] = MappingProxyType({})) -> dict[str, Any]:
+def legacy_features(prepare: JsonMap, given: JsonMap = MappingProxyType({})) -> JsonDict:
     """Return the values of `[features]` that say the same as a record of earlier `[data.prepare]`, with what else is
     given."""
     dense, times = prepare.get("dense", "auto"), prepare.get("time_columns") or {}

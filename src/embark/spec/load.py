@@ -17,8 +17,9 @@ from embark.spec.paths import join_paths
 from embark.spec.run import RunSpec
 from embark.spec.toml import PRESETS, inline, line_of, section_in
 from embark.spec.user_code import with_code
+from embark.values import JsonDict, JsonMap
 
-Raw = dict[str, Any]
+Raw = JsonDict
 
 
 def load_spec(source: str, sets: Sequence[str] = ()) -> RunSpec:
@@ -39,7 +40,7 @@ def parse_spec(text: str | None) -> RunSpec | None:
 
 
 def resolve(
-    raw: Mapping[str, Any], sets: Sequence[str] = (), *, where: str = "", text: str = "", folder: Path | None = None,
+    raw: JsonMap, sets: Sequence[str] = (), *, where: str = "", text: str = "", folder: Path | None = None,
 ) -> RunSpec:
     """Turn nested dicts into a `RunSpec`, or raise one `SpecError` that names all mistakes. `folder` has the files of
     code that the spec names, which are read into it."""

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from embark.spec.run import RunSpec
+from embark.values import JsonDict
 
 FIELDS = ("data.path", "stream.path", "publish.data", "data.prepare.input", "data.prepare.id_map_from")
 
 
-def join_paths(raw: dict[str, Any], folder: Path) -> None:
+def join_paths(raw: JsonDict, folder: Path) -> None:
     """Make the paths that a file in `folder` names relative to the current directory."""
     if folder == Path():
         return
@@ -27,7 +28,7 @@ def join_paths(raw: dict[str, Any], folder: Path) -> None:
             section[last] = _changed(section[last], lambda path: os.path.normpath(folder / path))
 
 
-def paths_from(spec: RunSpec, folder: Path) -> dict[str, Any]:
+def paths_from(spec: RunSpec, folder: Path) -> JsonDict:
     """Return the dotted fields of `spec` that name relative paths, with what a file in `folder` has to say for them."""
     return _relative_paths(spec, lambda path: os.path.relpath(path, folder))
 
@@ -49,7 +50,7 @@ def without_local_input(spec: RunSpec) -> RunSpec:
     return spec.model_copy(update={"data": spec.data.model_copy(update={"prepare": prepare})})
 
 
-def _relative_paths(spec: RunSpec, change: Callable[[str], str]) -> dict[str, Any]:
+def _relative_paths(spec: RunSpec, change: Callable[[str], str]) -> JsonDict:
     values = {field: reduce(getattr, field.split("."), spec) for field in FIELDS}
     return {field: _changed(value, change) for field, value in values.items() if _is_relative(value)}
 

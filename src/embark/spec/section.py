@@ -2,11 +2,12 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, wraps
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from embark.errors import Mistake, conflict
+from embark.values import JsonDict
 
 NUM_REMEMBERED = 8
 S = TypeVar("S", bound="Section")
@@ -47,14 +48,14 @@ class Section(BaseModel):
         return ()
 
     @model_serializer(mode="wrap")
-    def _without_left_out(self, dump: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        values: dict[str, Any] = dump(self)
+    def _without_left_out(self, dump: SerializerFunctionWrapHandler) -> JsonDict:
+        values: JsonDict = dump(self)
         left_out = self.left_out()
         return {name: value for name, value in values.items() if name not in left_out}
 
 
 @cache
-def _defaults(section: type[Section]) -> dict[str, Any]:
+def _defaults(section: type[Section]) -> JsonDict:
     return {name: info.default for name, info in section.model_fields.items()}
 
 

@@ -5,9 +5,9 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from embark.errors import UserError
-from embark.frozen import frozen
 from embark.spec.place import IDENTITY, LABEL
 from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
+from embark.values import frozen
 
 Namespaces = Annotated[tuple[Annotated[str, Field(max_length=63, pattern=rf"{LABEL}|^\*$")], ...], Field(strict=False)]
 DRAIN_S = 30  # Seconds after SIGTERM within which a server answers every request that it has accepted.

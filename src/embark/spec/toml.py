@@ -13,8 +13,9 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from embark.spec.run import RunSpec
+from embark.values import JsonDict, JsonMap
 
-_TABLES: dict[str, dict[str, Any]] = tomllib.loads(
+_TABLES: dict[str, JsonDict] = tomllib.loads(
     Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
 ABOUT: dict[str, str] = {name: table.pop("about") for name, table in _TABLES.items()}
 """A sentence on each preset."""
@@ -54,9 +55,9 @@ def line_of(text: str, field: str) -> int:
     return next((lines[name] for name in names if name in lines), 1)
 
 
-def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+def flatten(values: JsonMap, above: str = "") -> JsonDict:
     """Return dotted names and their values; lists stay whole."""
-    flat: dict[str, Any] = {}
+    flat: JsonDict = {}
     for name, value in values.items():
         flat |= flatten(value, f"{above}{name}.") if isinstance(value, Mapping) else {f"{above}{name}": value}
     return flat
@@ -93,7 +94,7 @@ def section_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _lines(section: str, part: BaseModel) -> Iterator[str]:
-    values: Mapping[str, Any] = part.model_dump(mode="json", exclude_unset=True)
+    values: JsonMap = part.model_dump(mode="json", exclude_unset=True)
     later: list[str] = []
     for name, value in values.items():
         info = type(part).model_fields[name]

@@ -1,18 +1,18 @@
 """What differs between two checkpoints of a run: spec, metrics and every tensor, a block at a time, no torch."""
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from embark.frozen import frozen
 from embark.spec.toml import flatten
 from embark.store.checkpoint_arrays import CheckpointArrays, TensorEntry
 from embark.store.checkpoint_store import Checkpoint, CheckpointStore
 from embark.store.errors import NotFound
 from embark.store.object_store import Progress
 from embark.store.run_dir import SPEC
+from embark.values import JsonDict, JsonMap, frozen
 
 BLOCK_BYTES = 8 << 20  # Compared at a time; that needs about ten times as much memory.
 
@@ -91,17 +91,17 @@ def _row_ranges(tensor: TensorEntry) -> Iterator[tuple[int, int]]:
     return ((first, min(first + at_once, num_rows)) for first in range(0, num_rows if row_bytes else 0, at_once))
 
 
-def _spec(checkpoints: CheckpointStore, checkpoint: Checkpoint) -> dict[str, Any]:
+def _spec(checkpoints: CheckpointStore, checkpoint: Checkpoint) -> JsonDict:
     try:
         return flatten(tomllib.loads(checkpoints.store.read(f"{checkpoint.name}/{SPEC}").decode()))
     except (NotFound, ValueError, RecursionError):  # damaged: `--verify` says so
         return {SPEC: "cannot be read"}
 
 
-def _known(checkpoint: Checkpoint) -> dict[str, Any]:
+def _known(checkpoint: Checkpoint) -> JsonDict:
     return flatten({name: held for name, held in checkpoint.values.items() if name not in ("step", "time_s", "files")})
 
 
-def _changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[Change, ...]:
+def _changes(a: JsonMap, b: JsonMap) -> tuple[Change, ...]:
     names = dict.fromkeys([*a, *b])
     return tuple(Change(name, a.get(name), b.get(name)) for name in names if a.get(name) != b.get(name))

@@ -10,7 +10,6 @@ from dataclasses import field, replace
 from typing import Literal
 
 from embark.errors import UserError
-from embark.frozen import frozen
 from embark.spec import RunSpec, StoreSpec, resolve
 from embark.spec.run import DATA, KEY
 from embark.store.checkpoint_store import (
@@ -27,6 +26,7 @@ from embark.store.errors import NotFound
 from embark.store.lease import TTL_S, acquire, current_holder
 from embark.store.object_store import Entry, Progress, count_progress
 from embark.store.run_dir import SPEC, RunDir, find_run
+from embark.values import frozen
 
 State = Literal["committed", "damaged", "unfinished"]
 MAY_BE_LIVE_S = 3600.0

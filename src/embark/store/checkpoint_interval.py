@@ -3,7 +3,7 @@
 import math
 
 from embark.formatting import format_duration, pluralize
-from embark.frozen import frozen
+from embark.values import frozen
 
 MAX_LOST_S = 600.0  # Training that a preemption may lose if no save finishes after its notice.
 MAX_PAUSE_SHARE = 0.1  # Share of the time that saves may take to stay within `MAX_LOST_S`.

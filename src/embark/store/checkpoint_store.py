@@ -13,13 +13,13 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import Any, Literal
+from typing import Literal
 
 from embark.errors import DataError, UserError
-from embark.frozen import frozen
 from embark.spec import StoreSpec
 from embark.store.errors import NotFound
 from embark.store.object_store import Entries, ObjectStore, Piece, for_each_parallel, normalize_path
+from embark.values import JsonMap, frozen
 
 COMMIT_FILE = "commit.json"
 NUM_READERS = 4  # Files that are looked at side by side.
@@ -41,7 +41,7 @@ class Checkpoint:
 
     step: int
     files: Mapping[str, FileChecksum]
-    values: Mapping[str, Any]  # Entries of its commit record: time, world size, last evaluation.
+    values: JsonMap  # Entries of its commit record: time, world size, last evaluation.
     kind: str = "step"
 
     @property
@@ -86,7 +86,7 @@ class CheckpointStore:
         """Clear what an unfinished save left. Its mark goes first, so that it is none while the rest goes."""
         self.remove(step)
 
-    def commit(self, step: int, files: Mapping[str, FileChecksum], values: Mapping[str, Any]) -> None:
+    def commit(self, step: int, files: Mapping[str, FileChecksum], values: JsonMap) -> None:
         """Make the checkpoint exist, after seeing that every file of every rank has arrived."""
         sizes = {e.path.removeprefix(f"{self._name(step)}/"): e.size_bytes for e in self._files(step)}
         absent = sorted(name for name, mark in files.items() if sizes.get(name) != mark.size_bytes)

@@ -36,6 +36,7 @@ from embark.store.object_store import (
     normalize_path,
     translate_errors,
 )
+from embark.values import JsonDict
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion
@@ -179,7 +180,7 @@ def open_cloud_store(uri: str, retry: RetryPolicy) -> CloudStore:
     bucket, _, prefix = rest.partition("/")
     if not bucket:
         raise UserError(f"{uri!r} names no bucket", fix=f"{scheme}://bucket/prefix")
-    common: dict[str, Any] = {
+    common: JsonDict = {
         "prefix": normalize_path(prefix, may_be_empty=True) or None,
         "client_options": _client(scheme, retry),
         "retry_config": _retries(retry),
@@ -229,7 +230,7 @@ def _azureml_token() -> Any:
     if not endpoint or not secret or os.environ.get("IDENTITY_ENDPOINT"):
         return None
 
-    def token() -> dict[str, Any]:
+    def token() -> JsonDict:
         request = Request(f"{endpoint}?api-version=2017-09-01&resource=https://storage.azure.com/",
                           headers={"secret": secret, "Metadata": "true"})
         with urlopen(request, timeout=30) as response:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from embark.errors import DataError, EmbarkError, Fault, UserError
 from embark.formatting import redact
-from embark.frozen import frozen
+from embark.values import frozen
 
 T = TypeVar("T")
 

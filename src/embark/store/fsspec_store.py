@@ -15,6 +15,7 @@ from embark.errors import EmbarkError, Fault, MissingPackage, UserError
 from embark.store.atomic_file import SCRATCH_SUFFIX
 from embark.store.errors import DAMAGED, NotFound, RetryPolicy, call_with_retries
 from embark.store.object_store import Data, Entries, Entry, ObjectStore, normalize_path, translate_errors
+from embark.values import JsonDict
 
 T = TypeVar("T")
 
@@ -107,10 +108,10 @@ class FsspecStore(ObjectStore):
             self.delete(entry.path)
 
     @translate_errors("look at")
-    def _info(self, path: str) -> dict[str, Any]:
-        def look() -> dict[str, Any]:
+    def _info(self, path: str) -> JsonDict:
+        def look() -> JsonDict:
             self._fs.invalidate_cache()
-            info: dict[str, Any] = self._fs.info(self._full(path))
+            info: JsonDict = self._fs.info(self._full(path))
             if info["type"] != "file":
                 raise FileNotFoundError(path)
             return info
@@ -120,7 +121,7 @@ class FsspecStore(ObjectStore):
     def _list(self, folder: str) -> Entries:
         self._fs.invalidate_cache()
         top = f"{self._root}/{folder}".rstrip("/")
-        found: dict[str, dict[str, Any]] = self._fs.find(top, detail=True)
+        found: dict[str, JsonDict] = self._fs.find(top, detail=True)
         start = len(self._root.lstrip("/")) + 1
         entries = [Entry(name.lstrip("/")[start:], int(info["size"])) for name, info in found.items()]
         below = f"{folder}/" if folder else ""

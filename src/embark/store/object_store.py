@@ -29,9 +29,9 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
-from embark.frozen import frozen
 from embark.store.atomic_file import SCRATCH_SUFFIX, create_atomic, replace_atomic, scratch_for
 from embark.store.errors import DAMAGED, NotFound, RetryPolicy, explain
+from embark.values import frozen
 
 MIB = 1 << 20
 PIECE_BYTES = 16 * MIB

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from embark.errors import EmbarkError, ExitCode
-from embark.frozen import frozen
+from embark.values import frozen
 
 FINAL = (ExitCode.BAD_INPUT, ExitCode.PREEMPTED)
 """Codes after which ranks are not restarted here: a wrong spec stays wrong, and a preempted machine cannot run them."""

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embark.errors import SpecError, UserError
-from embark.frozen import frozen
 from embark.spec import RunSpec, resolve
 from embark.spec.load import parse_settings, put
 from embark.spec.model import POOLED_KINDS
 from embark.spec.toml import flatten
+from embark.values import JsonDict, JsonMap, frozen
 
 if TYPE_CHECKING:
     import optuna
@@ -58,7 +58,7 @@ SearchSpace = Mapping[str, Dimension]
 """Dotted fields, and what each may be."""
 
 
-def with_values(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
+def with_values(spec: RunSpec, values: JsonMap) -> RunSpec:
     """Give some fields other values, lists as text of TOML; raises `SpecError` if the spec does not allow them."""
     raw = spec.model_dump(exclude_unset=True)
     for field, value in values.items():
@@ -67,7 +67,7 @@ def with_values(spec: RunSpec, values: Mapping[str, Any]) -> RunSpec:
     return resolve(raw)
 
 
-def own_values(spec: RunSpec, fields: Iterable[str]) -> dict[str, Any]:
+def own_values(spec: RunSpec, fields: Iterable[str]) -> JsonDict:
     """Return the spec's own values of these fields, lists as text."""
     values = flatten(spec.model_dump()) | {f"{section}.{name}": value for section in SECTIONS
                                            for name, value in getattr(spec, section)}

@@ -28,7 +28,6 @@ from embark.events.results import Tabular
 from embark.events.sinks.services import require_packages
 from embark.events.spending import attempts
 from embark.formatting import format_usd
-from embark.frozen import frozen
 from embark.model.steps import num_steps_of
 from embark.run.budget import PRICE, usd_per_hour
 from embark.run.open_run import RunOpener, make_run_directory
@@ -42,6 +41,7 @@ from embark.store.checkpoint_store import EARLY_STOPPING
 from embark.store.run_dir import TUNE
 from embark.trainers import open_backend, wants_jax
 from embark.tuning.search_space import default_space, own_values, parse_search, with_values
+from embark.values import JsonDict, JsonMap, frozen
 
 if TYPE_CHECKING:
     import optuna
@@ -80,7 +80,7 @@ class TrialResult:
     number: int
     state: str  # complete, pruned, failed or unfinished.
     value: float | None  # The held-out metric at the end or, with early stopping, of the best checkpoint.
-    values: Mapping[str, Any]  # Values of the fields that are searched.
+    values: JsonMap  # Values of the fields that are searched.
     run_dir: str
     seconds: float
     usd: float | None
@@ -103,7 +103,7 @@ class TuneResult(Tabular):
     seconds: float
     usd: float | None
 
-    def to_rows(self) -> list[dict[str, Any]]:
+    def to_rows(self) -> list[JsonDict]:
         """Return a row for each trial, with a column for each field that is searched."""
         return [{"number": one.number, "state": one.state, "value": one.value, **one.values, "seconds": one.seconds,
                  "usd": one.usd, "run_dir": one.run_dir} for one in self.trials]
@@ -277,7 +277,7 @@ class Search:
         except SpecError:  # each value is allowed by itself
             return self.tell(trial, "FAIL")
 
-        def report(evaluated: Mapping[str, Any]) -> str:
+        def report(evaluated: JsonMap) -> str:
             trial.report(evaluated[self._metric], math.ceil(evaluated["step"] / spec.train.eval_every))
             return f"pruned: held-out {metric(self._metric).label} is worse than the median of the trials before" \
                 if trial.should_prune() else ""
@@ -328,7 +328,7 @@ class Search:
         except EmbarkError:
             return False
 
-    def _values(self, params: Mapping[str, Any]) -> dict[str, Any]:
+    def _values(self, params: JsonMap) -> JsonDict:
         """Return the values of a trial, with the place of data that is prepared so."""
         own = own_values(self.spec, params)
         changed = {field: value for field, value in params.items()

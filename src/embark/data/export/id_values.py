@@ -34,8 +34,8 @@ from embark.features.arrow.row_parser import Location, RowParser
 from embark.features.encoding import IdMap, look_up
 from embark.features.rows import RawRows
 from embark.features.schema import TIME_ROWS
-from embark.frozen import frozen
 from embark.store.checkpoint_inspect import find_trained
+from embark.values import frozen
 
 _CHUNK_BYTES = 8 << 20
 _WIDE = (1 << 64) - (1 << 53)  # Keys from here on are rather numbers a little below 0.

@@ -7,8 +7,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from embark.errors import UserError, nearest
-from embark.frozen import frozen
 from embark.store.atomic_file import scratch_for
+from embark.values import frozen
 
 ROW_GROUP_BYTES = 64 << 20
 

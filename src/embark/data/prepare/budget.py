@@ -5,8 +5,8 @@ import os
 from embark.data.prepared.manifest import BLOCK_ROWS, SPLITS
 from embark.errors import UserError
 from embark.features.schema import Schema
-from embark.frozen import frozen
 from embark.spec.data import PrepareSpec
+from embark.values import frozen
 
 PARENT_BYTES = 160_000_000
 """The process that was started: the interpreter, numpy, the spec, the records of the segments."""

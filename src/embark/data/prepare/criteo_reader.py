@@ -28,7 +28,7 @@ from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask
 from embark.features.made import with_made
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 from embark.features.schema import Schema
-from embark.frozen import frozen
+from embark.values import frozen
 
 NUM_DENSE = 13
 NUM_SPARSE = 26

@@ -8,7 +8,6 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,6 +25,7 @@ from embark.spec.data import DataSpec
 from embark.spec.features import FeaturesSpec
 from embark.spec.run import RunSpec
 from embark.store import open_store
+from embark.values import JsonDict
 
 _INHERITED = ("encoding", "label_above", "label_is", "decimal", "sparse_columns", "list_columns", "hex_columns",
               "list_delimiter")
@@ -42,7 +42,7 @@ class EarlierIds:
         return self.before.path
 
     @property
-    def maps(self) -> dict[str, dict[str, Any]]:
+    def maps(self) -> dict[str, JsonDict]:
         """The manifest's record of each table's ids."""
         return self.before.manifest.settings["id_maps"]  # type: ignore[no-any-return]
 
@@ -64,7 +64,7 @@ class EarlierIds:
         features = FeaturesSpec.model_validate(earlier | given | ({"columns": columns} if columns else {}))
         return spec.model_copy(update={"data": data, "features": features})
 
-    def _features(self) -> dict[str, Any]:
+    def _features(self) -> JsonDict:
         return self.before.schema.to_features(self.before.prepare, self.before.features)
 
     def aligned(self, spec: RunSpec, schema: Schema) -> Schema:

@@ -14,9 +14,9 @@ from urllib.parse import unquote, urlsplit
 
 from embark.errors import DataError, did_you_mean, near_names
 from embark.formatting import shortlist
-from embark.frozen import frozen
 from embark.store import ObjectStore, open_store
 from embark.store.errors import explain_data
+from embark.values import frozen
 
 if TYPE_CHECKING:
     from embark.data.prepare.lake_tables import LakeTable

@@ -15,6 +15,7 @@ from embark.store import ObjectStore, open_store, write_atomic
 from embark.store.errors import NotFound
 from embark.store.lease import acquire
 from embark.store.object_store import NUM_PARALLEL, LocalStore, for_each_parallel
+from embark.values import JsonDict
 
 PREPARING = ".preparing"
 ATTEMPTS = f"{PREPARING}/attempts"
@@ -72,7 +73,7 @@ class Journal:
         self._stack.callback(end)
         return True
 
-    def begin(self, settings: dict[str, Any]) -> None:
+    def begin(self, settings: JsonDict) -> None:
         """Start with these settings, or resume with the same ones; others are refused."""
         path = f"{PREPARING}/{SETTINGS}"
         try:
@@ -89,7 +90,7 @@ class Journal:
             raise UserError(f"{self._store.uri}: holds another, unfinished preparation{shown(differing)}",
                             fix="--fresh starts over, or set another data.path")
 
-    def read(self, name: str) -> dict[str, Any] | None:
+    def read(self, name: str) -> JsonDict | None:
         """Return a task's record if it is done. One that is damaged counts as none: the task is done again."""
         with suppress(NotFound, OSError, ValueError, KeyError, TypeError, RecursionError):
             found = json.loads(self._store.read(record_path(name)))
@@ -97,17 +98,17 @@ class Journal:
                 return dict(found["record"])
         return None
 
-    def read_all(self, names: Iterable[str]) -> dict[str, dict[str, Any]]:
+    def read_all(self, names: Iterable[str]) -> dict[str, JsonDict]:
         """Return the records of those tasks that are done."""
         names = list(names)
         folders = {name.partition("/")[0] for name in names}
         existing = {entry.path for folder in folders for entry in self._store.list(f"{PREPARING}/{folder}")}
-        found: dict[str, dict[str, Any] | None] = {}
+        found: dict[str, JsonDict | None] = {}
         for_each_parallel(lambda name: found.update({name: self.read(name)}),
                           [name for name in names if record_path(name) in existing], NUM_PARALLEL)
         return {name: record for name, record in found.items() if record is not None}
 
-    def write(self, name: str, record: dict[str, Any]) -> dict[str, Any]:
+    def write(self, name: str, record: JsonDict) -> JsonDict:
         """Record that the task is done; return the record."""
         self.put(record_path(name), json.dumps({_CHECKSUM: _checksum(record), "record": record}))
         return record
@@ -134,7 +135,7 @@ class Journal:
             self.clear()
 
 
-def _checksum(record: dict[str, Any]) -> str:
+def _checksum(record: JsonDict) -> str:
     return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
 

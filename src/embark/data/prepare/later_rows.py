@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -25,11 +25,11 @@ from embark.features.layout import REPAIR, Feature
 from embark.features.numbers import Numbers, recorded_numbers, with_bounds
 from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
-from embark.frozen import frozen
 from embark.spec.data import REMOVED_OPTIONS, DataSpec, PrepareSpec
 from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, legacy_features
 from embark.spec.model import CANDIDATE, ModelSpec
 from embark.store.object_store import normalize_path
+from embark.values import JsonMap, frozen
 
 _CHUNK_BYTES = 8 << 20
 _SPLIT: Split = "validation"
@@ -137,7 +137,7 @@ class PreparedWith:
             found.append(ValueStatistics(position, keys, values))
         return tuple(found)
 
-    def _arrays(self, about: Mapping[str, Any]) -> tuple[Array, Array, bool]:
+    def _arrays(self, about: JsonMap) -> tuple[Array, Array, bool]:
         """Return the keys, what is known of each, and whether they are what the manifest says."""
         digest, arrays = hashlib.sha256(), []
         for name in ("keys", "ids"):

@@ -20,8 +20,8 @@ from embark.data.prepare.inputs import InputFile, Inputs
 from embark.errors import DataError, EmbarkError
 from embark.features.arrays import Int64s
 from embark.features.arrow.cells import is_list
-from embark.frozen import frozen
 from embark.store.errors import explain_data
+from embark.values import JsonMap, frozen
 
 _READ_BYTES = 1 << 20  # Bytes of a column that are read at a time.
 
@@ -32,8 +32,8 @@ class FileView:
 
     parquet: Any
     stored: Mapping[str, str]  # The name in the file of each column that it has.
-    types: Mapping[str, Any] = field(default_factory=dict)  # Of the table's columns; empty: those of the file.
-    constants: Mapping[str, Any] = field(default_factory=dict)  # Arrow scalars of columns that the file has not.
+    types: JsonMap = field(default_factory=dict)  # Of the table's columns; empty: those of the file.
+    constants: JsonMap = field(default_factory=dict)  # Arrow scalars of columns that the file has not.
     read_deleted: Callable[[], Int64s] | None = None  # Positions of rows that are none any more.
 
     @property

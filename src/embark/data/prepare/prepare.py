@@ -49,12 +49,12 @@ from embark.features.encoding import IdMethod, id_methods
 from embark.features.layout import Layout
 from embark.features.numbers import Numbers, NumberSample, fit_numbers, fixed_numbers
 from embark.features.schema import FIXED_ROWS, Schema, SparseColumn
-from embark.frozen import frozen
 from embark.spec.data import is_of_log
 from embark.spec.run import RunSpec
 from embark.store import ObjectStore, open_store
 from embark.store.errors import NotFound
 from embark.store.object_store import LocalStore
+from embark.values import JsonDict, JsonMap, frozen
 
 SEGMENT_BYTES = 96 << 20
 MIN_SEGMENT_BYTES = 8 << 20
@@ -62,7 +62,7 @@ SMALL_BYTES = 16 << 20  # Input that is prepared before another process has star
 _PREVIEW_BYTES = 1 << 20
 _REVISION = 3  # Version of how rows are made of the input; a journal of another one is of no use.
 _ALWAYS = ("name", "kind", "is_list", "max_ids", "rows", "column")  # Fields of columns that settings always have.
-Record = dict[str, Any]
+Record = JsonDict
 
 
 @frozen
@@ -85,7 +85,7 @@ class Preview:
         """The Delta and Iceberg tables that are read, with their versions."""
         return list(map(str, tables_of(self.files)))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         schema, budget = self.schema, self.budget
         return {
             "dry_run": True, "format": schema.format, "num_files": len(self.files), "input_bytes": self.input_bytes,
@@ -110,7 +110,7 @@ class PrepareResult:
     id_map_from: str = ""  # The earlier data whose ids were kept.
     hints: tuple[Problem, ...] = ()  # Oddities that a person may want to look at.
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> JsonDict:
         manifest = self.manifest
         return {
             "path": str(self.path), "input_bytes": self.input_bytes, "rows": manifest.rows_by_split,
@@ -294,7 +294,7 @@ def _first_parts(manifest: Manifest) -> Iterator[Extent]:
 
 def settings_of(
     spec: RunSpec, schema: Schema, files: Sequence[InputFile], store: ObjectStore, earlier: EarlierIds | None = None
-) -> dict[str, Any]:
+) -> JsonDict:
     """Collect all that the result depends on. Files go by the folder of the data: the current directory may be another
     next time."""
     out = store.root if isinstance(store, LocalStore) else "/"
@@ -334,7 +334,7 @@ class Run:
     ) -> None:
         self.work, self.files, self.journal, self.folder, self.progress = work, files, journal, folder, progress
 
-    def prepare(self, settings: dict[str, Any], earlier: EarlierIds | None) -> Manifest:
+    def prepare(self, settings: JsonDict, earlier: EarlierIds | None) -> Manifest:
         """Do everything, the manifest last."""
         if earlier:
             known = earlier.fetch(self.work.out / PREPARING / "earlier", is_moved=self._is_stored)
@@ -393,7 +393,7 @@ class Run:
         return bad
 
     def _sources(
-        self, settings: dict[str, Any], tasks: Sequence[Task], records: Sequence[Record]
+        self, settings: JsonDict, tasks: Sequence[Task], records: Sequence[Record]
     ) -> tuple[Record, ...]:
         """Return the files with the numbers of their lines and rows."""
         return tuple(file | {name: sum(record[name] for record in of_file) for name in ("lines", "rows")}
@@ -529,7 +529,7 @@ class Run:
         return maps
 
 
-def _complete_already(store: ObjectStore, settings: dict[str, Any]) -> Manifest | None:
+def _complete_already(store: ObjectStore, settings: JsonDict) -> Manifest | None:
     """Return the data that is there if it comes from the same input and settings; other data is refused, and nothing
     is lost."""
     try:
@@ -546,12 +546,12 @@ def _complete_already(store: ObjectStore, settings: dict[str, Any]) -> Manifest 
     return manifest
 
 
-def _versions(files: Iterable[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+def _versions(files: Iterable[JsonMap]) -> list[tuple[Any, ...]]:
     """Identify files by name, size and time of change, wherever they lie now."""
     return [(os.path.basename(str(file.get("uri"))), file.get("bytes"), file.get("changed")) for file in files]
 
 
-def without_files(settings: dict[str, Any]) -> dict[str, Any]:
+def without_files(settings: JsonDict) -> JsonDict:
     """Return the settings without the files that were read."""
     return {key: value for key, value in settings.items() if key != "files"}
 

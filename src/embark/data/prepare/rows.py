@@ -7,12 +7,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 from embark.data.prepare.inputs import InputFile
 from embark.errors import DataError
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
-from embark.frozen import frozen
+from embark.values import JsonDict, frozen
 
 _VALUE = re.compile(r"b?'(?:[^'\\]|\\.)*'…?|b?\"(?:[^\"\\]|\\.)*\"…?")
 _MAX_EXAMPLES = 5
@@ -62,7 +62,7 @@ class SegmentCounts:
         self.bad += rows.bad[: MAX_QUOTED - len(self.bad)]
         self.reasons.update(rows.reasons)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         return {"lines": self.num_lines, "rows": self.num_rows, "bad": self.reasons.total(), "cut": self.num_cut,
                 "examples": [[bad.line, bad.why] for bad in self.bad], "reasons": dict(sorted(self.reasons.items()))}
 
@@ -82,7 +82,7 @@ class BadRows:
         return self.num_bad / max(1, self.num_rows + self.num_bad)
 
     @staticmethod
-    def collect(files: Sequence[InputFile], records: Sequence[Sequence[dict[str, Any]]]) -> BadRows:
+    def collect(files: Sequence[InputFile], records: Sequence[Sequence[JsonDict]]) -> BadRows:
         """Collect the records of each file's segments, in order: their lines become lines of the file."""
         examples: list[tuple[str, int, str]] = []
         by_file: dict[str, dict[str, int]] = {}
@@ -100,7 +100,7 @@ class BadRows:
         num_rows, num_bad, num_cut = (sum(record[name] for record in every) for name in ("rows", "bad", "cut"))
         return BadRows(num_rows, num_bad, num_cut, by_file, tuple(examples))
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> JsonDict:
         """Return the entry of the manifest."""
         examples = [{"file": file, "line": line, "why": why} for file, line, why in self.examples]
         return {"num": self.num_bad, "share": self.share, "num_lists_cut": self.num_cut, "files": self.files,

@@ -3,7 +3,7 @@ are sorted by user and time. A row of the prepared data is a user with all items
 for training.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -44,6 +44,7 @@ from embark.features.schema import Schema, SparseColumn
 from embark.spec.data import InteractionsSpec, PrepareSpec
 from embark.spec.features import table_name
 from embark.spec.run import RunSpec
+from embark.values import JsonDict, JsonMap
 
 NUM_BUCKETS = 1_024
 GROUP_ROWS = 1 << 20
@@ -219,7 +220,7 @@ class LogPreparation(Preparation):
             writers[split].add(users.select(mask))
         _, num_distinct = most_distinct(ids, lengths)
 
-        def finish() -> dict[str, Any]:
+        def finish() -> JsonDict:
             parts, held_out = {}, {}
             for split, mask in splits.items():
                 parts[split] = [asdict(part) for part in writers[split].close()]
@@ -282,7 +283,7 @@ def most_distinct(ids: Array, lengths: Int64s) -> tuple[int, int]:
 class LogRun(Run):
     """One call of `prepare` for a log."""
 
-    def prepare(self, settings: dict[str, Any], earlier: EarlierIds | None) -> Manifest:
+    def prepare(self, settings: JsonDict, earlier: EarlierIds | None) -> Manifest:
         """Do everything, the manifest last."""
         tasks = [replace(task, kind="stage") for task in self._segment_tasks(settings["segment_bytes"])]
         self.work = replace(self.work, segment_names=tuple(task.name for task in tasks))
@@ -320,12 +321,12 @@ class LogRun(Run):
         return self._written(manifest)
 
 
-def _span(records: Sequence[Mapping[str, Any]]) -> tuple[int, int]:
+def _span(records: Sequence[JsonMap]) -> tuple[int, int]:
     times = [time for record in records for time in record["times"]]
     return (min(times), max(times)) if times else (0, 0)
 
 
-def _groups(records: Sequence[Mapping[str, Any]]) -> Iterator[tuple[tuple[int, int], int]]:
+def _groups(records: Sequence[JsonMap]) -> Iterator[tuple[tuple[int, int], int]]:
     """Yield ranges of buckets with about `GROUP_ROWS` rows each, and how many rows they have."""
     nums = np.sum([record["buckets"] for record in records], axis=0)
     low = total = 0

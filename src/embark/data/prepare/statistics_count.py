@@ -17,9 +17,9 @@ from embark.data.workers import Report
 from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask
 from embark.features.hashing import hash_counters, stream_key
 from embark.features.statistics import statistic_values
-from embark.frozen import frozen
 from embark.spec.features import Statistic
 from embark.store.atomic_file import commit
+from embark.values import frozen
 
 NUM_BINS = 64
 HELD_OUT = NUM_BINS

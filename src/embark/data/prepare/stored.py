@@ -17,17 +17,17 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import gettempdir
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from embark.data.prepare.journal import ATTEMPTS, PREPARING, SETTINGS, record_path
 from embark.data.workers import Report
 from embark.errors import UserError
-from embark.frozen import frozen
 from embark.store import ObjectStore, open_store
 from embark.store.atomic_file import move
 from embark.store.errors import NotFound, writing
 from embark.store.object_store import PIECE_BYTES, LocalStore, for_each_parallel
+from embark.values import JsonDict, frozen
 
 if TYPE_CHECKING:
     from embark.data.prepare.tasks import Preparation, Task
@@ -138,7 +138,7 @@ class StoredPreparation:
     work: Preparation
     uri: str
 
-    def do(self, task: Task, report: Report) -> Callable[[], dict[str, Any]]:
+    def do(self, task: Task, report: Report) -> Callable[[], JsonDict]:
         """Do the task; calling what is returned puts its files into the store."""
         store = open_store(self.uri)
         settings = self._settings(store)
@@ -153,7 +153,7 @@ class StoredPreparation:
             folder.close()
             raise
 
-        def put() -> dict[str, Any]:
+        def put() -> JsonDict:
             try:
                 with writing(folder.where, folder.field):
                     record = finish()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
@@ -26,18 +26,18 @@ from embark.features.numbers import Numbers, NumberSample, with_bounds
 from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema, SparseColumn
 from embark.features.statistics import ValueStatistics, statistic_columns, with_statistics
-from embark.frozen import frozen
 from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 from embark.store.atomic_file import commit
 from embark.store.object_store import LocalStore
+from embark.values import JsonDict, frozen
 
 if TYPE_CHECKING:
     from embark.data.prepare.budget import Budget
     from embark.features.arrow.row_parser import RowParser
 
 Kind = Literal["times", "read", "stage", "number", "count", "write", "sequence"]
-Finish = Callable[[], dict[str, Any]]  # Waits for the disk and gives the record of what was done.
+Finish = Callable[[], JsonDict]  # Waits for the disk and gives the record of what was done.
 
 
 @frozen
@@ -81,7 +81,7 @@ class Preparation:
     numbers: Numbers | None = None  # None: they are fitted to the training rows first.
     is_log: ClassVar[bool] = False  # Rows are choices of users, and become sequences.
 
-    def do(self, task: Task, report: Report) -> Callable[[], dict[str, Any]]:
+    def do(self, task: Task, report: Report) -> Callable[[], JsonDict]:
         """Do the task; calling what is returned waits for the disk and writes the record, which makes it done."""
         finish: Finish = getattr(self, f"_{task.kind}")(task, report)
         return lambda: self.journal.write(task.record, finish())
@@ -135,7 +135,7 @@ class Preparation:
         return Layout((*dense, *self.schema.statistics_names), tuple(features), self.spec.data.prepare.dense_bits,
                       tuple(label.name for label in self.schema.labels))
 
-    def keep_statistics(self) -> dict[str, Any]:
+    def keep_statistics(self) -> JsonDict:
         """Write the statistics of earlier data beside the new data, and return the manifest's records of them."""
         found = {}
         for one in self.known_statistics:
@@ -273,7 +273,7 @@ class Preparation:
             runs, self.id_files(task.column), min_count=column.min_count or prepare.min_count, max_rows=limit,
             max_entries=self.budget.max_entries, report=report, known=known, beside=beside, has_counts=self.is_log)
         num_rows = max(column.rows or 0, found.num_rows, known.num_rows if known else 0)
-        about: dict[str, Any] = {"name": column.name, "rows": num_rows, "distinct": found.num_distinct,
+        about: JsonDict = {"name": column.name, "rows": num_rows, "distinct": found.num_distinct,
                                  "kept": found.num_known + found.num_new}
         if known:
             about |= {"known": found.num_known, "new": found.num_new}
@@ -359,7 +359,7 @@ class Preparation:
     def _keys_of(self, segment: str, name: str) -> list[id_numbering.RunKeys]:
         return id_numbering.keys_of(self._runs_directory, segment, self._runs(segment), name)
 
-    def _runs(self, name: str) -> list[dict[str, Any]]:
+    def _runs(self, name: str) -> list[JsonDict]:
         record = self.journal.read(f"stage/{name}")
         assert record is not None
         return list(record["runs"])
@@ -396,6 +396,6 @@ class _Writers:
             if num:
                 self._writers[position].add(rows if num == len(rows) else rows.select(split == position))
 
-    def close(self) -> dict[str, list[dict[str, Any]]]:
+    def close(self) -> dict[str, list[JsonDict]]:
         return {split: [asdict(part) for part in writer.close()]
                 for split, writer in zip(SPLITS, self._writers, strict=True)}

@@ -6,19 +6,19 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from embark.errors import DataError, UserError
 from embark.features.layout import Layout
 from embark.formatting import shortlist
-from embark.frozen import frozen
 from embark.spec.model import ModelSpec, Table
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
 from embark.spec.train import with_train_defaults
 from embark.store.object_store import normalize_path
+from embark.values import JsonDict, JsonMap, frozen
 
 MANIFEST = "manifest.json"
 IDS = "ids"  # Folder of the maps from keys to ids, beside the data.
@@ -62,9 +62,9 @@ class Manifest:
     parts: Mapping[Split, tuple[Part, ...]]
     label: str = "label"
     block_rows: int = BLOCK_ROWS
-    settings: dict[str, Any] = field(default_factory=dict)  # Settings of the preparation.
-    sources: tuple[dict[str, Any], ...] = ()  # The files it was made of, with their sizes.
-    bad_rows: dict[str, Any] = field(default_factory=dict)  # Number of rows that were left out, by reason.
+    settings: JsonDict = field(default_factory=dict)  # Settings of the preparation.
+    sources: tuple[JsonDict, ...] = ()  # The files it was made of, with their sizes.
+    bad_rows: JsonDict = field(default_factory=dict)  # Number of rows that were left out, by reason.
 
     def num_rows(self, split: Split) -> int:
         return sum(part.rows for part in self.parts.get(split, ()))
@@ -182,9 +182,9 @@ class _File(_Head, strict=True):
     block_rows: Annotated[int, Field(ge=1, lt=1 << 31)]
     layout: Layout
     parts: dict[Split, tuple[_PartEntry, ...]]
-    settings: dict[str, Any]
-    sources: tuple[dict[str, Any], ...]
-    bad_rows: dict[str, Any]
+    settings: JsonDict
+    sources: tuple[JsonDict, ...]
+    bad_rows: JsonDict
 
 
 def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
@@ -277,7 +277,7 @@ def shared_tables(model: ModelSpec) -> dict[str, str]:
     return {table.name: table.shares for table in model.tables if table.shares}
 
 
-def _sharing_differences(model: ModelSpec, settings: Mapping[str, Any]) -> Iterator[str]:
+def _sharing_differences(model: ModelSpec, settings: JsonMap) -> Iterator[str]:
     """Yield features that share a table although the data was not prepared so: the same value has another id in
     each."""
     maps, schema = settings.get("id_maps") or {}, settings.get("schema") or {}

@@ -8,7 +8,7 @@ import numpy as np
 from embark.data.loader import check_range
 from embark.features.arrays import Int32s, Int64s
 from embark.features.hashing import hash_counters, stream_key
-from embark.frozen import frozen
+from embark.values import frozen
 
 Shuffle = Literal["rows", "blocks", "none"]
 _PARTS, _BLOCKS, _ROWS = range(3)

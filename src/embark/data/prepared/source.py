@@ -22,10 +22,10 @@ from embark.errors import DataError
 from embark.features.arrays import Array, Bytes, Int32s, Int64s, ragged_positions
 from embark.features.layout import REPAIR, Block, Layout
 from embark.formatting import shortlist
-from embark.frozen import frozen
 from embark.spec.data import DataSpec
 from embark.spec.model import Table
 from embark.spec.tasks import Task
+from embark.values import frozen
 
 Allocate = Callable[[int], Bytes]  # Returns a buffer of this size, aligned to 16 bytes.
 Rows = slice | Int64s  # Rows of a block: consecutive ones, or their numbers.

@@ -21,7 +21,7 @@ from embark.data.stream.records import Message, Offset, Row
 from embark.errors import DataError
 from embark.features.values import event_time_s, json_object
 from embark.formatting import to_one_line
-from embark.frozen import frozen
+from embark.values import JsonDict, frozen
 
 COUNTS = ("num_rows", "num_late", "num_unreadable", "num_labels", "num_labels_joined", "num_labels_unmatched",
           "num_without_label")
@@ -78,7 +78,7 @@ class OrderState:
     def from_json(text: str | bytes, where: str = "the state of a stream") -> OrderState:
         """Read what `to_json` wrote; anything else is refused."""
         try:
-            found: dict[str, Any] = json.loads(text)
+            found: JsonDict = json.loads(text)
             if found["watermark_s"] is None:
                 found["watermark_s"] = -math.inf
             state: OrderState = _adapter().validate_python(found)

@@ -18,6 +18,7 @@ from nats.js.errors import NotFoundError
 from embark.data.stream.records import Message, Offset
 from embark.errors import DataError, Fault, UserError
 from embark.spec.stream import StreamSpec
+from embark.values import JsonDict, JsonMap
 
 T = TypeVar("T")
 AT_A_TIME = 500
@@ -33,13 +34,13 @@ class NatsReader:
     so that nothing depends on what the broker remembers of it. Consumers of an earlier process of the run, which
     `name` tells from any other, are deleted."""
 
-    def __init__(self, stream: StreamSpec, name: str, options: Mapping[str, Any]) -> None:
+    def __init__(self, stream: StreamSpec, name: str, options: JsonMap) -> None:
         self._stream, self._options = stream, options
         self._name = re.sub(r"[^A-Za-z0-9_-]", "-", f"embark-{name}")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="embark-nats", daemon=True)
         self._client: Any = None
-        self._consumers: dict[str, Any] = {}
+        self._consumers: JsonDict = {}
         self._last: dict[str, int] = {}
         self._delivered: dict[str, deque[tuple[int, Any]]] = {}  # Messages by which a number can be acknowledged.
         self._problem = ""
@@ -155,13 +156,13 @@ async def _ignore(_: Exception) -> None:
     """Ignore errors that the caller sees as well."""
 
 
-def make_streams(stream: StreamSpec, name: str, options: Mapping[str, Any]) -> list[str]:
+def make_streams(stream: StreamSpec, name: str, options: JsonMap) -> list[str]:
     """Make a stream on disk for each topic that is in none, with records that are kept for `retention_hours`; return
     their names. A stream that keeps records for a shorter time is refused."""
     return asyncio.run(_make_streams(stream, name, options))
 
 
-async def _make_streams(stream: StreamSpec, name: str, options: Mapping[str, Any]) -> list[str]:
+async def _make_streams(stream: StreamSpec, name: str, options: JsonMap) -> list[str]:
     client, made = await _connected(stream, options), []
     try:
         js, kept_s = client.jetstream(timeout=10), 3600 * stream.retention_hours
@@ -184,7 +185,7 @@ async def _make_streams(stream: StreamSpec, name: str, options: Mapping[str, Any
     return made
 
 
-async def _connected(stream: StreamSpec, options: Mapping[str, Any]) -> Any:
+async def _connected(stream: StreamSpec, options: JsonMap) -> Any:
     until_s = time.monotonic() + MAX_WAIT_S
     while True:
         try:

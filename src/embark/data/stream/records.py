@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from embark.frozen import frozen
+from embark.values import JsonMap, frozen
 
 Offset = int | str | list[Any] | None  # A JSON value; None stands for the position before the first record.
-Row = Mapping[str, Any]
+Row = JsonMap
 
 
 @frozen

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -33,6 +32,7 @@ from embark.spec.data import PrepareSpec
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
 from embark.store import Checkpoint, CheckpointStore
+from embark.values import JsonDict
 
 STREAM_FILE = "stream.json"  # A file of checkpoints.
 ENDLESS_STEPS = 1 << 40
@@ -72,8 +72,8 @@ class StreamSource:
         self._next = 0
         self._turn = threading.Condition()
         self._states: dict[int, OrderState] = {}  # The state behind the batch before each position.
-        self._acknowledge: dict[str, Any] | None = None
-        self._saved_offsets: dict[int, dict[str, Any]] = {}
+        self._acknowledge: JsonDict | None = None
+        self._saved_offsets: dict[int, JsonDict] = {}
         self._is_closed = False
         self._is_stopping: Callable[[], bool] = lambda: False
         self._warn: Callable[[str], None] = lambda _: None
@@ -155,7 +155,7 @@ class StreamSource:
         """Note that the checkpoint of `step` is committed. The thread that reads tells the broker."""
         self._acknowledge = self._saved_offsets.pop(step, None) or self._acknowledge
 
-    def status(self, step: int) -> dict[str, Any]:
+    def status(self, step: int) -> JsonDict:
         """Return what was read, what came late and what was joined up to a step, for the run's log."""
         state = self._states[step * self._batch_size]
         has_time = bool(self._settings.time_column) and math.isfinite(state.watermark_s)

@@ -15,6 +15,7 @@ from embark.errors import MissingPackage
 from embark.events.events import Event
 from embark.events.metrics import UNITS, Latest, Reading
 from embark.formatting import to_one_line
+from embark.values import JsonDict
 
 CLOSE_S = 3.0  # Limit for the last request before the run ends: a preempted machine has little time.
 END_S = 15.0  # This long at the end of a run that was not stopped, if the service has not failed.
@@ -167,7 +168,7 @@ class CloudWatch:
     def close(self) -> None:
         self._client.close()
 
-    def _datum(self, reading: Reading) -> dict[str, Any]:
+    def _datum(self, reading: Reading) -> JsonDict:
         labels = (("run", self._run), *reading.labels)
         return {
             "MetricName": reading.metric.name,
@@ -196,7 +197,7 @@ class Otlp:
         self._provider = MeterProvider([self._reader], resource, shutdown_on_exit=False)
         self._meter = self._provider.get_meter(OTLP_SERVICE)
         self._exporter = OTLPMetricExporter()
-        self._instruments: dict[str, Any] = {}
+        self._instruments: JsonDict = {}
         self._counts: defaultdict[str, float] = defaultdict(float)
 
     def send(self, readings: Sequence[Reading]) -> None:

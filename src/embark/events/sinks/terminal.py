@@ -1,8 +1,7 @@
 """The run on a terminal, or in a log where there is none."""
 
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.live import Live
@@ -30,6 +29,7 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
+from embark.values import JsonMap
 
 LINE_EVERY_S = 5.0  # Between two lines about steps in a log.
 
@@ -102,7 +102,7 @@ class TerminalView:
         elif kind == "interrupt":
             self._say("stopping", _parts(self._at(values), to_one_line(values.get("signal", ""))), "yellow")
 
-    def _header(self, start: Mapping[str, Any]) -> None:
+    def _header(self, start: JsonMap) -> None:
         self._print(Text(""))
         count = {name: format_count(start.get(name)) for name in
                  ("num_train_samples", "num_eval_samples", "batch_size", "steps_per_epoch")}
@@ -121,14 +121,14 @@ class TerminalView:
         engine = to_one_line(start.get("engine", ""))
         self._say("engine", Text.assemble(engine, (f": {reason}" if reason else "", "dim")))
 
-    def _plan(self, plan: Mapping[str, Any]) -> None:
+    def _plan(self, plan: JsonMap) -> None:
         for index, row in enumerate(plan_rows(plan.get("tables") or [])):
             self._say("tables" if index == 0 else "", "  ".join(row))
         if per_rank := rank_line(plan.get("per_rank") or []):
             self._say("", per_rank)
         self._print(Text(""))
 
-    def _eval(self, values: Mapping[str, Any]) -> None:
+    def _eval(self, values: JsonMap) -> None:
         if ranking := summary.ranking_text(values):
             parts = [ranking]
         else:
@@ -171,7 +171,7 @@ class TerminalView:
         self._say("train", _parts(self._at(values), f"loss {format_float(values.get('loss'))}",
                                   f"AUC {format_auc(values)}", format_rate(values.get("samples_per_s")), left))
 
-    def _at(self, values: Mapping[str, Any]) -> str:
+    def _at(self, values: JsonMap) -> str:
         """Return the step in words, such as `step 1,000/20,000`."""
         total = format_count(self._history.num_steps)
         is_shown = self._history.num_steps and not self._on_terminal  # of a run that had finished it is not known

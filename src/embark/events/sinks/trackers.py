@@ -17,8 +17,8 @@ from embark.events.metrics import readings
 from embark.events.sinks.services import NewestReadings, SendingSink, batched, require_packages
 from embark.events.sinks.tensorboard import STEPS, tag_of
 from embark.formatting import redact
-from embark.frozen import frozen
 from embark.spec.toml import flatten
+from embark.values import JsonDict, JsonMap, frozen
 
 MAX_WAITING = 20_000  # Points kept for a service that does not answer; then the oldest are dropped.
 MAX_AT_ONCE = 1000  # MLflow takes so many metrics in a request, and a tenth of them as parameters.
@@ -37,12 +37,12 @@ class TrackedRun:
 
     name: str
     project: str  # Empty: the environment's, else `embark`.
-    spec: Mapping[str, Any]  # The resolved spec, in JSON's types.
+    spec: JsonMap  # The resolved spec, in JSON's types.
     folder: Path  # The run directory on this machine.
     id_file: Path
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> JsonDict:
         return dict(_without_secrets(self.spec))
 
     def find_or_make_id(self) -> str:
@@ -170,7 +170,7 @@ class Mlflow:
         self._client.set_terminated(self._id, STATUS.get(self._points.outcome, "FAILED"))
 
 
-def parameters(config: Mapping[str, Any]) -> dict[str, str]:
+def parameters(config: JsonMap) -> dict[str, str]:
     """Return the fields of a spec as text by their dotted names."""
     return {name: value if isinstance(value, str) else json.dumps(value) for name, value in flatten(config).items()}
 

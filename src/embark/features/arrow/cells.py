@@ -16,7 +16,7 @@ from embark.features.arrays import Array, Bytes, Doubles, Hashes, Int32s, Int64s
 from embark.features.hashing import hash_counters
 from embark.features.schema import SparseColumn
 from embark.features.values import GROUPED, INTEGER, NUMBER
-from embark.frozen import frozen
+from embark.values import frozen
 
 Numbers = tuple[Array, Mask | None]
 """[n] values, NaN where missing or bad; [n] where there is a value that is not a finite 32-bit number."""

@@ -24,8 +24,8 @@ from embark.features.made import with_made
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 from embark.features.schema import TIME_ROWS, LabelColumn, Schema, texts
 from embark.features.values import DecimalSign, json_cell, meaning_of_format
-from embark.frozen import frozen
 from embark.spec.data import PrepareSpec
+from embark.values import JsonMap, frozen
 
 SplitCell = Callable[[str], list[str]]
 _MAX_CELL_CHARS = 40
@@ -143,7 +143,7 @@ class RowParser:
             return []
         return text.split(delimiter) if (delimiter := self._cells.list_delimiter) else re.split("[|;]", text)
 
-    def _pair_weights(self, keys: list[SparseCells], cells: Mapping[str, Any], bad: _Bad) -> None:
+    def _pair_weights(self, keys: list[SparseCells], cells: JsonMap, bad: _Bad) -> None:
         """Check weights against their ids, and cut both."""
         columns = self._schema.read
         indexes = {column.name: index for index, column in enumerate(columns)}
@@ -169,7 +169,7 @@ class RowParser:
             return array
         return normalize_array(array)
 
-    def _label(self, cells: Mapping[str, Any], bad: _Bad, where: str) -> Floats:
+    def _label(self, cells: JsonMap, bad: _Bad, where: str) -> Floats:
         """Return [n]; with the labels of tasks [n, 1 + labels]: the first binary task's, and all of them, NaN where a
         cell is empty."""
         main, columns = np.zeros(len(bad.mask), np.float32), []
@@ -195,7 +195,7 @@ class RowParser:
             columns.append(values.astype(np.float32))
         return np.column_stack([main, *columns]) if self._schema.labels else main
 
-    def _times(self, cells: Mapping[str, Any], bad: _Bad, where: str) -> dict[str, Times]:
+    def _times(self, cells: JsonMap, bad: _Bad, where: str) -> dict[str, Times]:
         schema, found = self._schema, {}
         for column in schema.times:
             array = cells[column.name]
@@ -253,7 +253,7 @@ def _why(name: str, cell: Any, what: str) -> str:
     return f"column {name!r}: {text if len(text) <= _MAX_CELL_CHARS else text[:_MAX_CELL_CHARS] + '…'} {what}"
 
 
-def json_column(rows: Sequence[Mapping[str, Any]], name: str, parser: RowParser | None = None) -> Any:
+def json_column(rows: Sequence[JsonMap], name: str, parser: RowParser | None = None) -> Any:
     """Return the cells of a column as text, or as lists of text."""
     cells = [row.get(name) for row in rows]
     return json_array(cells, parser.split_cell, parser.decimals.get(name, "")) if parser else json_array(cells)

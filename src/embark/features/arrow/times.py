@@ -23,8 +23,8 @@ from embark.features.values import (
     TimeFormat,
     meaning_of_format,
 )
-from embark.frozen import frozen
 from embark.spec.time_formats import MONTHS, time_pattern
+from embark.values import frozen
 
 _MICROS = pa.timestamp("us")
 _EPOCH = datetime(1970, 1, 1)

@@ -15,7 +15,6 @@ from typing import Any, Literal
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
-from embark.frozen import frozen
 from embark.launch.backend import Resource, explain
 from embark.launch.backends.machines import RUN_FOLDER
 from embark.launch.shell import CommandResult, Shell
@@ -25,11 +24,12 @@ from embark.render.job import Job
 from embark.render.shell_text import LOGINS, Step, substitute
 from embark.render.shell_text import Shell as ShellText
 from embark.store import write_atomic
+from embark.values import JsonDict, frozen
 
 CHANGE_S = 1200.0  # Limit of a command that creates or deletes something: some return only when it is done.
 SESSION_MANAGER_S = 20.0
 MachineState = Literal["starting", "running", "stopped", "gone"]
-TABLE: dict[str, dict[str, Any]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+TABLE: dict[str, JsonDict] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @frozen
@@ -128,7 +128,7 @@ class Cloud(CloudCommands, ABC):
         """Look up or create whatever else a machine needs before it is started."""
 
     @abstractmethod
-    def machine(self, row: dict[str, Any]) -> Machine:
+    def machine(self, row: JsonDict) -> Machine:
         """Read a machine from one row of the answer to `machines`."""
 
     @abstractmethod
@@ -142,7 +142,7 @@ class Cloud(CloudCommands, ABC):
         rows = [row for row in self.rows("machines") if re.search(r"-\d+$", str(row["name"]))]
         return sorted(map(self.machine, rows), key=lambda machine: machine.index)
 
-    def rows(self, command: str) -> list[dict[str, Any]]:
+    def rows(self, command: str) -> list[JsonDict]:
         return self.read(command) or []
 
     def restart(self, machine: Machine) -> None:
@@ -221,7 +221,7 @@ class Aws(Cloud):
                 found[machine.index] = machine
         return [found[index] for index in sorted(found)]
 
-    def machine(self, row: dict[str, Any]) -> Machine:
+    def machine(self, row: JsonDict) -> Machine:
         id, reason = str(row["InstanceId"]), row.get("StateReason") or {}
         return Machine(
             int(_tag(row, "embark-rank") or 0), id, _tag(row, "Name") or id,
@@ -247,7 +247,7 @@ class Aws(Cloud):
             time.sleep(1.0)
         return ""
 
-    def rows(self, command: str) -> list[dict[str, Any]]:
+    def rows(self, command: str) -> list[JsonDict]:
         found = self.read(command) or {}
         return [row for reservation in found.get("Reservations", ()) for row in reservation["Instances"]]
 
@@ -274,7 +274,7 @@ class Azure(Cloud):
     def machines(self) -> list[Machine]:
         return super().machines() if self.ask("group").is_ok else []
 
-    def machine(self, row: dict[str, Any]) -> Machine:
+    def machine(self, row: JsonDict) -> Machine:
         name, power, phase = (str(row.get(key) or "") for key in ("name", "powerState", "provisioningState"))
         state = self.table["states"].get(power, "starting" if phase == "Creating" else "stopped")
         return Machine(
@@ -323,7 +323,7 @@ class Gcp(Cloud):
         return [*gcp.account_steps(self.job), *gcp.network_steps(self.job),
                 Step("the firewall rule for ssh by Google's tunnel", (allow,), unless=allowed, remove=(forbid,))]
 
-    def machine(self, row: dict[str, Any]) -> Machine:
+    def machine(self, row: JsonDict) -> Machine:
         name, status = str(row["name"]), str(row.get("status"))
         state = self.table["states"].get(status, "stopped")
         return Machine(int(name.rpartition("-")[2]), str(row.get("id") or name), name, state, inside=name,
@@ -381,5 +381,5 @@ def _values(machine: Machine) -> dict[str, str]:
     return {"id": machine.id, "name": machine.name, "rank": str(machine.index), "address": machine.outside}
 
 
-def _tag(row: dict[str, Any], key: str) -> str:
+def _tag(row: JsonDict, key: str) -> str:
     return next((str(tag["Value"]) for tag in row.get("Tags") or () if tag["Key"] == key), "")

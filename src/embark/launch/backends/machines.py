@@ -12,7 +12,6 @@ from functools import cached_property
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
-from embark.frozen import frozen
 from embark.launch.backend import (
     CancelResult,
     DamagedRecord,
@@ -31,6 +30,7 @@ from embark.render.targets.vm_node import OFF_DELAY_S
 from embark.spec import load_spec, to_toml
 from embark.store import write_atomic
 from embark.store.run_dir import SPEC
+from embark.values import frozen
 
 RUN_FOLDER = "/var/lib/embark-run"  # The folder on the machine with the job's files and the log.
 SUBMITTED = "submitted.json"

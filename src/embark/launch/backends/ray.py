@@ -37,6 +37,7 @@ from embark.spec import RunSpec, to_toml
 from embark.spec.train import batch_mistakes
 from embark.store import run_uri
 from embark.store.run_dir import SPEC
+from embark.values import JsonDict, JsonMap
 
 WORKER = "RayTrainWorker"  # Ray Train's name for its actor on each machine.
 WANTED = ("RAY_KILL", "REF_DELETED", "OUT_OF_SCOPE")  # Ends that Ray Train itself brings about.
@@ -46,7 +47,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def status_of(
-    job: Mapping[str, Any], actors: Sequence[Mapping[str, Any]], nodes: Sequence[Mapping[str, Any]], handle: RunHandle,
+    job: JsonMap, actors: Sequence[JsonMap], nodes: Sequence[JsonMap], handle: RunHandle,
 ) -> Status:
     """Return the status of a job that the cluster knows."""
     workers = [actor for actor in actors if actor.get("class_name") == WORKER]
@@ -105,14 +106,14 @@ def resources_text(handle: RunHandle) -> str:
     return "{" + ", ".join(f"{name}: {value}" for name, value in wanted(handle).items()) + "}"
 
 
-def can_hold(nodes: Sequence[Mapping[str, Any]], handle: RunHandle) -> int:
+def can_hold(nodes: Sequence[JsonMap], handle: RunHandle) -> int:
     """Return the number of machines that are large enough, busy or not."""
     return sum(node.get("state") == "ALIVE" and all(
         float(node.get("resources_total", {}).get(name, 0.0)) >= value for name, value in wanted(handle).items())
         for node in nodes)
 
 
-def _why_failed(job: Mapping[str, Any], name: str) -> Reason:
+def _why_failed(job: JsonMap, name: str) -> Reason:
     message = str(job.get("message") or "")
     code = job.get("driver_exit_code")
     lines = [line_of(line).text.strip() for line in message.splitlines() if line.strip()]
@@ -125,24 +126,24 @@ def _why_failed(job: Mapping[str, Any], name: str) -> Reason:
     return Reason(f"{why.text}{said}"[:600], why.fix or f"embark logs {name}")
 
 
-def _restarted(num_restarts: int, lost: Sequence[Mapping[str, Any]]) -> str:
+def _restarted(num_restarts: int, lost: Sequence[JsonMap]) -> str:
     if not lost:
         return f"restarted {pluralize(num_restarts, 'time')}" if num_restarts else ""
     reasons = {str(_context(actor).get("error_message", "unknown")).partition(". ")[0][:200]: None for actor in lost}
     return f"{pluralize(len(lost), 'worker')} lost so far ({'; '.join(reasons)})"
 
 
-def _died(actor: Mapping[str, Any]) -> bool:
+def _died(actor: JsonMap) -> bool:
     """Return whether a worker died by itself, not because the run had ended or its neighbour died."""
     return actor.get("state") == "DEAD" and _context(actor).get("reason") not in WANTED
 
 
-def _context(actor: Mapping[str, Any]) -> Mapping[str, Any]:
+def _context(actor: JsonMap) -> JsonMap:
     cause = actor.get("death_cause") or {}
     return next((value for value in cause.values() if isinstance(value, Mapping)), {})
 
 
-def _replica(actor: Mapping[str, Any], nodes: Sequence[Mapping[str, Any]]) -> Replica:
+def _replica(actor: JsonMap, nodes: Sequence[JsonMap]) -> Replica:
     node = next((node for node in nodes if node.get("node_id") == actor.get("node_id")), None)
     where = f" on {node['node_ip']}" if node else ""
     state = "running" if actor.get("state") == "ALIVE" else "waiting"
@@ -242,7 +243,7 @@ class Ray(LaunchBackend):
                                  grace_s + END_MARGIN_S)
         return CancelResult((f"Ray job {identity}",) if is_complete else (), remains, is_complete)
 
-    def _share(self, spec: RunSpec, where: str) -> tuple[dict[str, Any], str, float | None]:
+    def _share(self, spec: RunSpec, where: str) -> tuple[JsonDict, str, float | None]:
         """Return what each machine contributes, the run's title, and its price if its machine is named."""
         place = spec.place
         if place.machine or place.cloud:
@@ -266,12 +267,12 @@ class Ray(LaunchBackend):
         ranks = "a rank for each GPU" if is_unknown else pluralize(place.max_nodes * num_processes, "rank")
         return share, f"{spec.name} on {pluralize(place.max_nodes, 'machine')} of a Ray cluster: {ranks}", None
 
-    def _job(self, handle: RunHandle) -> Mapping[str, Any] | None:
+    def _job(self, handle: RunHandle) -> JsonMap | None:
         """Return the run's job; None if it does not exist."""
         found = self._read(handle.where["context"], _path(handle))
         return found if isinstance(found, dict) else None
 
-    def _rows(self, address: str, kind: str, *filters: tuple[str, str]) -> list[Mapping[str, Any]]:
+    def _rows(self, address: str, kind: str, *filters: tuple[str, str]) -> list[JsonMap]:
         """Return actors or nodes from Ray's state API; nothing if an older cluster does not have it."""
         query = urlencode([("detail", "true"), ("limit", "10000"), *filters])
         inner = ((self._read(address, f"api/v0/{kind}?{query}") or {}).get("data") or {}).get("result") or {}

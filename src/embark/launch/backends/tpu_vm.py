@@ -3,7 +3,6 @@
 A request may be granted in the middle of the night, so the hosts' job goes with it as their startup script.
 """
 
-from typing import Any
 
 from embark.catalog import load_catalog
 from embark.formatting import to_one_line
@@ -21,6 +20,7 @@ from embark.render.wheel import upload_words, wheel_file
 from embark.spec import RunSpec
 from embark.store import write_atomic
 from embark.store.atomic_file import scratch_for
+from embark.values import JsonDict
 
 STARTUP = "startup.sh"
 WAITING = {
@@ -106,7 +106,7 @@ class TpuVm(MachinesBackend):
                                   words=(*words, "--quiet", "--command"), prefix=("sudo", "-n")))
         return found
 
-    def _resource(self, handle: RunHandle, job: Job) -> dict[str, Any] | None:
+    def _resource(self, handle: RunHandle, job: Job) -> JsonDict | None:
         found = self._gcloud(handle).read((*tpu_vm.describe_words(job), "--format=json"),
                                           missing=("NOT_FOUND", "not found"))
         return found if isinstance(found, dict) else None
@@ -127,11 +127,11 @@ def startup_script(job: Job) -> str:
                   f"exec python3 {RUN_FOLDER}/supervisor.py start {RUN_FOLDER}")
 
 
-def _state(found: dict[str, Any] | None) -> str:
+def _state(found: JsonDict | None) -> str:
     return str(((found or {}).get("state") or {}).get("state") or "")
 
 
-def _message(found: dict[str, Any]) -> str:
+def _message(found: JsonDict) -> str:
     state = found.get("state") or {}
     error = (state.get("failedData") or {}).get("error") or {}
     return to_one_line(str(error.get("message") or state.get("stateInitiator") or ""))[:300]

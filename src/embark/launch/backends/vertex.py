@@ -4,7 +4,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
@@ -33,6 +33,7 @@ from embark.render.job import make_job
 from embark.render.targets.vertex import custom_job_spec
 from embark.render.yaml_text import plain
 from embark.spec import RunSpec
+from embark.values import JsonDict, JsonMap
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -55,7 +56,7 @@ LOGIN = "gcloud auth application-default login"
 PAGE = 1000
 
 
-def _pages(page: Callable[[dict[str, Any]], Any], key: str, query: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _pages(page: Callable[[JsonDict], Any], key: str, query: JsonDict) -> Iterator[JsonDict]:
     while True:
         answer = page(query) or {}
         yield from answer.get(key) or ()
@@ -150,13 +151,13 @@ class Vertex(LaunchBackend):
         self._call(handle, "DELETE", name)
         return CancelResult((f"CustomJob {name.rpartition('/')[2]}",), remains)
 
-    def _job(self, handle: RunHandle) -> dict[str, Any] | None:
+    def _job(self, handle: RunHandle) -> JsonDict | None:
         return next(iter(self._find(handle, self._label(handle))), None)
 
     def _label(self, handle: RunHandle) -> str:
         return f"labels.{LABEL}={handle.where['id']}"
 
-    def _find(self, handle: RunHandle, condition: str) -> list[dict[str, Any]]:
+    def _find(self, handle: RunHandle, condition: str) -> list[JsonDict]:
         """Return jobs that meet the condition of a list filter, newest first."""
         path = f"{handle.where['context']}/customJobs"
         found = _pages(lambda query: self._call(handle, "GET", f"{path}?{urlencode(query)}"), "customJobs",
@@ -179,7 +180,7 @@ class Vertex(LaunchBackend):
         reason = explain_message(said, region=region, project=project)
         raise UserError(f"Vertex AI refused it: {reason.text}", fix=reason.fix)
 
-    def _entries(self, handle: RunHandle, condition: str) -> Iterator[dict[str, Any]]:
+    def _entries(self, handle: RunHandle, condition: str) -> Iterator[JsonDict]:
         """Return the job's entries in Cloud Logging, by time."""
         job = self._job(handle)
         if job is None:
@@ -189,7 +190,7 @@ class Vertex(LaunchBackend):
         url = _endpoint("LOGGING", "https://logging.googleapis.com")
         client = self._client("Cloud Logging", url, f"{LOGIN}; reading logs needs roles/logging.viewer")
 
-        def page(query: dict[str, Any]) -> Any:
+        def page(query: JsonDict) -> Any:
             return client.request("POST", f"{url}/v2/entries:list", json.dumps(query).encode(),
                                   body_name="the log filter", what="return the log").json()
 
@@ -236,7 +237,7 @@ def explain_message(message: str, *, region: str, project: str) -> Reason:
     return Reason(f"{found[0].text} ({said})", found[0].fix) if found else Reason(said)
 
 
-def status_of(job: Mapping[str, Any], events: Sequence[RunEvent], *, num_nodes: int, region: str, project: str,
+def status_of(job: JsonMap, events: Sequence[RunEvent], *, num_nodes: int, region: str, project: str,
               run_uri: str) -> Status:
     """`job` is a CustomJob as the REST API writes it."""
     word = state_of(job)
@@ -263,11 +264,11 @@ def status_of(job: Mapping[str, Any], events: Sequence[RunEvent], *, num_nodes: 
     return status
 
 
-def state_of(job: Mapping[str, Any]) -> str:
+def state_of(job: JsonMap) -> str:
     return str(job.get("state", "")).removeprefix("JOB_STATE_")
 
 
-def entry_line(entry: Mapping[str, Any]) -> LogLine:
+def entry_line(entry: JsonMap) -> LogLine:
     """Return an entry of Cloud Logging as a line of a replica."""
     task = _task(entry)
     match = _TASK.fullmatch(task)
@@ -275,7 +276,7 @@ def entry_line(entry: Mapping[str, Any]) -> LogLine:
     return LogLine.of(time_ns(str(entry.get("timestamp", ""))), task or "vertex", _message(entry), index)
 
 
-def entry_event(entry: Mapping[str, Any]) -> RunEvent:
+def entry_event(entry: JsonMap) -> RunEvent:
     """Return an entry of Cloud Logging as a message of Vertex AI itself."""
     severity = str(entry.get("severity", "DEFAULT"))
     return RunEvent(time_s(str(entry.get("timestamp", ""))) or 0.0, SERVICE, severity.capitalize(),
@@ -292,12 +293,12 @@ def _why_pending(word: str, error: str, events: Sequence[RunEvent], *, region: s
     return Reason(f"{begins} ({found.text})" if found.text else begins)
 
 
-def _task(entry: Mapping[str, Any]) -> str:
+def _task(entry: JsonMap) -> str:
     labels = (entry.get("resource") or {}).get("labels") or {}
     return str(labels.get("task_name", ""))
 
 
-def _message(entry: Mapping[str, Any]) -> str:
+def _message(entry: JsonMap) -> str:
     payload = entry.get("jsonPayload") or {}
     return str(payload.get("message") or entry.get("textPayload") or "").rstrip("\n")
 

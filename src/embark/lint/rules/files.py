@@ -4,7 +4,6 @@ import ast
 import re
 from collections.abc import Iterator
 
-from embark.frozen import frozen
 from embark.kubernetes.yaml_nodes import SourceFile, Span, is_unsafe
 from embark.lint.edits import replace_within
 from embark.lint.manifests import Manifests, TrainingJob
@@ -12,6 +11,7 @@ from embark.lint.read import Dockerfile, Document, PythonFile
 from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
 from embark.stack.versions import Triple, default_triple, load_triples
+from embark.values import frozen
 
 
 def unreadable(manifests: Manifests, *, is_ours: bool) -> Hits:

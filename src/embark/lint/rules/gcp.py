@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 
 from embark.catalog.machine import Machine
 from embark.errors import nearest
-from embark.frozen import frozen
 from embark.kubernetes.yaml_nodes import Span
 from embark.lint.edits import Edit, replace_within
 from embark.lint.manifests import Manifests, TrainingJob
@@ -15,6 +14,7 @@ from embark.lint.pods import PodTemplate, launch_of_argv
 from embark.lint.read import PythonFile
 from embark.lint.rule import Hit, Hits
 from embark.lint.shell import Command
+from embark.values import frozen
 
 _TCPX_WORDS = re.compile(r"tcpx|fastrak", re.IGNORECASE)
 _DAEMONS = re.compile(r"tcpgpudmarxd|tcpx-daemon|tcpxo-daemon|fastrak")

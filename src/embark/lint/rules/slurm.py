@@ -3,10 +3,10 @@
 import re
 from collections.abc import Iterator
 
-from embark.frozen import frozen
 from embark.kubernetes.yaml_nodes import SourceFile, Span
 from embark.lint.manifests import Manifests
 from embark.lint.rule import Hit, Hits
+from embark.values import frozen
 
 _OPTION = re.compile(r"^#SBATCH[ \t]+(-[a-zA-Z]|--[a-z-]+)(?:[= \t]+(\S+))?", re.MULTILINE)
 _LONG = {"-t": "--time", "-p": "--partition", "-n": "--ntasks"}

@@ -2,16 +2,15 @@
 
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from embark.catalog import load_catalog
 from embark.errors import ExitCode
-from embark.frozen import frozen
 from embark.render.folder import File
 from embark.render.job import Bucket, Job, Location
 from embark.render.shell_text import Shell, Step, Words, job_text, render_template, script_file, variable
 from embark.render.targets.vm_node import ECR, about_machines, cloud_init, refuse_volume
 from embark.render.wheel import upload_words
+from embark.values import JsonDict, frozen
 
 AMI = "resolve:ssm:/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
 """Amazon's base image with NVIDIA's driver, EFA and Docker, whatever is the newest."""
@@ -86,11 +85,11 @@ def group_words(job: Job) -> GroupWords:
         remove=("aws", "ec2", "delete-security-group", *_REGION, "--group-id", Shell('"$id"')))
 
 
-def role_policy(job: Job) -> dict[str, Any]:
+def role_policy(job: Job) -> JsonDict:
     return {"Version": "2012-10-17", "Statement": [*bucket_statements(job), *registry_statements(job)]}
 
 
-def registry_statements(job: Job) -> list[dict[str, Any]]:
+def registry_statements(job: Job) -> list[JsonDict]:
     """Return what a machine needs to pull the image from ECR; nodes of EKS have it already."""
     found = ECR.match(job.image)
     if not found:
@@ -194,7 +193,7 @@ def render_eks(job: Job) -> list[File]:
     ]
 
 
-def bucket_statements(job: Job) -> list[dict[str, Any]]:
+def bucket_statements(job: Job) -> list[JsonDict]:
     """Return statements of an IAM policy that allow the run its own paths in S3 and its own metrics in CloudWatch."""
     statements = path_statements([path for path in job.object_store_paths if path.scheme == "s3"])
     watch = job.spec.watch
@@ -204,9 +203,9 @@ def bucket_statements(job: Job) -> list[dict[str, Any]]:
     return statements
 
 
-def path_statements(paths: Sequence[Bucket]) -> list[dict[str, Any]]:
+def path_statements(paths: Sequence[Bucket]) -> list[JsonDict]:
     """Return statements that allow to list the buckets of these paths, and to read or write what is below them."""
-    statements: list[dict[str, Any]] = []
+    statements: list[JsonDict] = []
     for path in paths:
         arn = f"arn:aws:s3:::{path.name}"
         below = f"{arn}/{path.prefix}/*" if path.prefix else f"{arn}/*"

@@ -1,9 +1,7 @@
 """Azure: the AKS cluster, plain machines, NetApp Files, Managed Lustre and BlobFuse."""
 
 from collections.abc import Sequence
-from typing import Any
 
-from embark.frozen import frozen
 from embark.render.folder import File
 from embark.render.job import Job, Location
 from embark.render.pod import tolerations
@@ -11,6 +9,7 @@ from embark.render.shell_text import Shell, Step, Words, job_text, quote, script
 from embark.render.targets.vm_node import about_machines, acr_name, cloud_init, find_by_name, refuse_volume
 from embark.render.wheel import upload_words
 from embark.render.yaml_text import plain
+from embark.values import JsonDict, frozen
 
 IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"  # Microsoft's image with NVIDIA's driver, InfiniBand's and Docker.
 _GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
@@ -145,7 +144,7 @@ def render_aks(job: Job) -> list[File]:
     return files
 
 
-def identities(job: Job) -> list[dict[str, Any]]:
+def identities(job: Job) -> list[JsonDict]:
     """Return the managed identities that the script makes: of the run's pods, and of the servers, which only read."""
     serve, versions = job.spec.serve, job.versions
     pods = {"account": job.place.service_account, "identity": '"$IDENTITY"', "title": "the pods' identity",

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 
-from embark.frozen import frozen
 from embark.render.folder import File
 from embark.render.job import MAX_FLEX_H, Job, Location
 from embark.render.shell_text import Shell, Step, Words, job_text, option, script_file, variable
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
 from embark.render.wheel import upload_words
+from embark.values import frozen
 
 IMAGE_FAMILY, IMAGE_PROJECT = "common-cu129-ubuntu-2204-nvidia-580", "deeplearning-platform-release"
 BUILT_IN = ("a2-", "a3-", "a4", "g2-", "g4-")  # Families whose machines have their GPUs; to others they are attached.

@@ -6,7 +6,6 @@ The image starts the server by its environment, since SageMaker and Azure ML tak
 import hashlib
 import json
 from collections.abc import Sequence
-from typing import Any
 
 from embark.catalog import load_catalog
 from embark.kubernetes.names import MAX_LABEL
@@ -27,6 +26,7 @@ from embark.render.targets.serve import TABLE_BYTES, start_s
 from embark.render.targets.vm_node import acr_name
 from embark.spec.serve import DRAIN_S
 from embark.spec.user_code import file_of
+from embark.values import JsonDict
 
 PORT = 8080  # SageMaker and, by default, Vertex AI and Cloud Run look for a server on this port only.
 ARTIFACT = "EMBARK_SERVE_ARTIFACT"
@@ -63,7 +63,7 @@ def render_azureml(job: Job) -> list[File]:
     return _files(job, "azure", ("azureml_endpoint.yaml", "azureml_deployment.yaml", "azureml.sh"), values)
 
 
-def _files(job: Job, folder: str, names: Sequence[str], values: dict[str, Any]) -> list[File]:
+def _files(job: Job, folder: str, names: Sequence[str], values: JsonDict) -> list[File]:
     return [File(name, job_text(f"{folder}/{name}.j2", job, **values), is_executable=name.endswith(".sh"))
             for name in names]
 
@@ -92,7 +92,7 @@ def environment(job: Job, num_workers: int) -> dict[str, str]:
             **{name: value for name, value, _ in storage_settings(job)}}
 
 
-def _values(job: Job, num_workers: int, *, max_name: int = MAX_LABEL) -> dict[str, Any]:
+def _values(job: Job, num_workers: int, *, max_name: int = MAX_LABEL) -> JsonDict:
     """Return values that the files share. A version cannot be changed in place, so its name changes with its
     content."""
     from embark.plan.serving import VCPU_TARGET

@@ -2,7 +2,6 @@
 sets up a cloud and submits them."""
 
 from functools import partial
-from typing import Any
 
 from embark.errors import ExitCode
 from embark.kubernetes.names import IDENTITY_ANNOTATIONS
@@ -27,6 +26,7 @@ from embark.render.shell_text import job_text, python_text, script_file
 from embark.render.targets.serve import start_s
 from embark.render.volumes import needs_copy, volume_text
 from embark.render.yaml_text import note, plain
+from embark.values import JsonDict
 
 MANIFESTS = {
     "job": ("kubernetes_job.yaml", "job.batch"),
@@ -128,7 +128,7 @@ def _queue_path(job: Job) -> str:
     return f'jsonpath={{{workload}[?(@.type=="Admitted")].status}}|{{{workload}[?(@.type=="QuotaReserved")].message}}'
 
 
-def _values(job: Job, target: str) -> dict[str, Any]:
+def _values(job: Job, target: str) -> JsonDict:
     hours = job.place.max_hours
     if target in ("job", "jobset"):
         first = f"{job.name}-0" if target == "job" else f"{job.name}-node-0-0"
@@ -146,10 +146,10 @@ def _values(job: Job, target: str) -> dict[str, Any]:
     }
 
 
-def _quota(job: Job) -> dict[str, Any]:
+def _quota(job: Job) -> JsonDict:
     """Return a quota of all that the run's machines have. Kueue must cover every resource that a pod names."""
     requested = plain(resources(job))
-    quota: dict[str, Any] = {}
+    quota: JsonDict = {}
     for name, amount in {**requested["limits"], **requested["requests"]}.items():
         number, unit = split_quantity(str(amount)) or (0, "")
         total = (int(number) + BESIDE.get(name, 0)) * job.num_pods

@@ -2,7 +2,6 @@
 
 import base64
 import shlex
-from typing import Any
 
 from embark.render.command import (
     SPEC_VARIABLE,
@@ -26,6 +25,7 @@ from embark.render.pod import (
 from embark.render.settings import fabric_needs, grace_s, settings_of, topology_xml
 from embark.render.shell_text import python_text
 from embark.render.yaml_text import plain
+from embark.values import JsonDict
 
 TOPOLOGY_VARIABLE = "EMBARK_TOPOLOGY_BASE64"
 TOPOLOGY_WRITTEN = "/tmp/embark-topology.xml"
@@ -59,9 +59,9 @@ def component(job: Job) -> str:
     return python_text("cloud_component.py.j2", values, about=about)
 
 
-def pod_overlay(job: Job) -> dict[str, Any]:
+def pod_overlay(job: Job) -> JsonDict:
     """Return what pods of every target have and TorchX does not write itself."""
-    spec: dict[str, Any] = {
+    spec: JsonDict = {
         "serviceAccountName": job.place.service_account, "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_s(job), "tolerations": plain(tolerations(job)),
         "securityContext": {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID},

@@ -1,7 +1,6 @@
 """Vertex AI: the run as a CustomJob, for gcloud."""
 
 import shlex
-from typing import Any
 
 from embark.errors import Mistake, SpecError
 from embark.render.command import SPEC_VARIABLE, WRITE_SPEC, WRITTEN_SPEC_PATH, encoded_spec, ranks_line, ranks_words
@@ -10,6 +9,7 @@ from embark.render.job import PORT, Job
 from embark.render.settings import settings_of
 from embark.render.shell_text import script_file
 from embark.render.yaml_text import note, yaml_text
+from embark.values import JsonDict
 
 BOOT_DISK_GB = 200
 ACCELERATORS = {
@@ -29,16 +29,16 @@ def render_vertex(job: Job) -> list[File]:
     ]
 
 
-def custom_job_spec(job: Job) -> dict[str, Any]:
+def custom_job_spec(job: Job) -> JsonDict:
     """Return a CustomJobSpec as `gcloud ai custom-jobs create --config` reads it."""
     pools = worker_pools(job)
-    scheduling: dict[str, Any] = {
+    scheduling: JsonDict = {
         "strategy": {"spot": "SPOT", "flex-start": "FLEX_START"}.get(job.capacity, "STANDARD"),
         "restartJobOnWorkerRestart": note(True, "all machines start again together, from the last checkpoint"),
     }
     if job.place.max_hours is not None:
         scheduling["timeout"] = f"{max(1, round(job.place.max_hours * 3600))}s"
-    spec: dict[str, Any] = {
+    spec: JsonDict = {
         "workerPoolSpecs": note(pools, "the first pool is the one machine that the others meet at"),
         "scheduling": scheduling,
         "baseOutputDirectory": {"outputUriPrefix": f"{job.spec.store.root.rstrip('/')}/{job.spec.name}/vertex"},
@@ -48,7 +48,7 @@ def custom_job_spec(job: Job) -> dict[str, Any]:
     return spec
 
 
-def worker_pools(job: Job) -> list[dict[str, Any]]:
+def worker_pools(job: Job) -> list[JsonDict]:
     return [{
         "machineSpec": machine_spec(job) | reservation_spec(job),
         "replicaCount": num_replicas,
@@ -61,7 +61,7 @@ def worker_pools(job: Job) -> list[dict[str, Any]]:
     } for num_replicas in (1, job.num_nodes - 1 if not job.is_tpu else 0) if num_replicas]
 
 
-def reservation_spec(job: Job) -> dict[str, Any]:
+def reservation_spec(job: Job) -> JsonDict:
     """Return the part of a machine's spec that names the reservation; it has to be shared with Vertex AI."""
     if not job.has_reservation:
         return {}
@@ -71,7 +71,7 @@ def reservation_spec(job: Job) -> dict[str, Any]:
                                     "key": "compute.googleapis.com/reservation-name", "values": [uri]}}
 
 
-def machine_spec(job: Job) -> dict[str, Any]:
+def machine_spec(job: Job) -> JsonDict:
     machine = job.machine
     if not job.is_tpu:
         name = "NVIDIA_H100_MEGA_80GB" if machine.name.startswith("a3-mega") else ACCELERATORS.get(machine.gpu.name, "")

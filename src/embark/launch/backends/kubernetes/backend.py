@@ -4,7 +4,6 @@ import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from embark.catalog import load_catalog
 from embark.errors import UserError
@@ -31,6 +30,7 @@ from embark.lint.rendered import render_spec
 from embark.render.job import Job, make_job
 from embark.render.targets.kubernetes import MANIFESTS
 from embark.spec import RunSpec
+from embark.values import JsonDict
 
 CONTRACT = "embark doctor --cloud SPEC checks all that the cluster must have"
 END_MARGIN_S = 60.0  # Beyond the pods' grace, until a deleted job is gone.
@@ -52,7 +52,7 @@ class Kubernetes(LaunchBackend):
         }
         return RunHandle.of(job, self.name, where)
 
-    def _cluster_of(self, job: Job) -> dict[str, Any]:
+    def _cluster_of(self, job: Job) -> JsonDict:
         """Return what is needed to find the run's cluster and namespace again."""
         kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
         return {"context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell),
@@ -207,7 +207,7 @@ class Kubernetes(LaunchBackend):
         found = self._kubectl(handle).items("pods", f"{kind.log_label}={self._object(handle)}")
         return [PodStatus.of(one, kind.log_container) for one in found]
 
-    def _find(self, handle: RunHandle) -> dict[str, Any] | None:
+    def _find(self, handle: RunHandle) -> JsonDict | None:
         return self._kubectl(handle).get(self._kind(handle).name, self._object(handle))
 
     def _title(self, handle: RunHandle) -> str:

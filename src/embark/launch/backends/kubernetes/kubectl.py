@@ -4,21 +4,21 @@ import json
 import re
 import shlex
 import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
-from embark.frozen import frozen
 from embark.kubernetes.contract import CONTRACT, Forbidden
 from embark.launch.http import API_RETRY, Unavailable, retry_api
 from embark.launch.shell import CommandResult, Notify, Shell
 from embark.store.errors import RetryPolicy
+from embark.values import JsonDict, JsonMap, frozen
 
 ErrorKind = Literal["away", "token", "forbidden", "not found", "there already", "no such kind", "no cluster", "other"]
-_TABLE: dict[str, Any] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLE: JsonDict = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @frozen
@@ -76,13 +76,13 @@ class Kubectl:
         self._notify = notify
         self._retry = retry
 
-    def get(self, kind: str, name: str, *, in_namespace: bool = True) -> dict[str, Any] | None:
+    def get(self, kind: str, name: str, *, in_namespace: bool = True) -> JsonDict | None:
         """Return an object, or None. Raises `NoSuchKind` if the cluster has no such kind at all."""
         done = self._call(lambda: self._shell.ask(self.words(
             "get", kind, name, "--output=json", "--ignore-not-found", in_namespace=in_namespace)))
         return _object(done.out)
 
-    def items(self, kind: str, selector: str = "", *, everywhere: bool = False) -> list[dict[str, Any]]:
+    def items(self, kind: str, selector: str = "", *, everywhere: bool = False) -> list[JsonDict]:
         """Return the objects of a kind in the namespace or, with `everywhere`, in all of them."""
         chosen = [*([f"--selector={selector}"] if selector else []), *(["--all-namespaces"] if everywhere else [])]
         done = self._call(lambda: self._shell.ask(self.words("get", kind, "--output=json", *chosen,
@@ -90,7 +90,7 @@ class Kubectl:
         found = _object(done.out)
         return [] if found is None else list(found.get("items", ()))
 
-    def raw(self, path: str) -> dict[str, Any] | None:
+    def raw(self, path: str) -> JsonDict | None:
         """Return the answer of the API at a path; None if there is nothing."""
         done = self._call(lambda: self._shell.ask(self.words("get", f"--raw={path}", in_namespace=False)),
                           fine=("not found", "no such kind"))
@@ -103,7 +103,7 @@ class Kubectl:
         done = self._call(lambda: self._shell.ask(words), fine=("other",))
         return done.out.strip() == "yes"
 
-    def refusal(self, thing: Mapping[str, Any]) -> str:
+    def refusal(self, thing: JsonMap) -> str:
         """Return why the API server would not create an object; empty if it would. A dry run stores nothing."""
         words = self.words("create", "--dry-run=server", "--output=name", "--filename=-")
         done = self._call(lambda: self._shell.ask(words, stdin=json.dumps(thing)),
@@ -174,7 +174,7 @@ def _last_line(done: CommandResult) -> str:
     return to_one_line(" ".join(shown))[:600] or f"kubectl exit code {done.code}"
 
 
-def _object(text: str) -> dict[str, Any] | None:
+def _object(text: str) -> JsonDict | None:
     if not text.strip():
         return None
     try:

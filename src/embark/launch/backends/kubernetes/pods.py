@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from embark.frozen import frozen
 from embark.kubernetes.names import INDEX_LABELS
 from embark.kubernetes.objects import condition_of
 from embark.launch.backend import (
@@ -21,6 +19,7 @@ from embark.launch.backend import (
     time_ns,
     time_s,
 )
+from embark.values import JsonDict, JsonMap, frozen
 
 _NODE_FIXES = {"FailedMount": "kubectl describe pvc", "FailedAttachVolume": "kubectl describe pvc",
                "FailedCreatePodSandBox": "kubectl describe node"}
@@ -46,11 +45,11 @@ class PodStatus:
     exit_reason: str = ""  # The kubelet's word for that end, such as OOMKilled.
 
     @classmethod
-    def of(cls, found: Mapping[str, Any], container: str) -> PodStatus:
+    def of(cls, found: JsonMap, container: str) -> PodStatus:
         """Read a Pod object; `container` is the one whose state counts, and the first if it is empty."""
         metadata, status = found["metadata"], found.get("status", {})
         labels = metadata.get("labels", {})
-        state: dict[str, Any] = next(
+        state: JsonDict = next(
             (s for s in status.get("containerStatuses", ()) if s.get("name") == container or not container), {})
         now, disruption = state.get("state", {}), condition_of(status, "DisruptionTarget")
         preempted = disruption and explain_preemption(disruption.get("reason", ""), disruption.get("message", ""))
@@ -86,7 +85,7 @@ def newest(pods: Sequence[PodStatus]) -> list[PodStatus]:
     return sorted(found.values(), key=lambda p: (p.index is None, p.index or 0, p.name))
 
 
-def _why(status: Mapping[str, Any], state: Mapping[str, Any]) -> Reason:
+def _why(status: JsonMap, state: JsonMap) -> Reason:
     ended = state.get("terminated")
     if ended:
         code = int(ended.get("exitCode", 0))
@@ -104,7 +103,7 @@ def _why(status: Mapping[str, Any], state: Mapping[str, Any]) -> Reason:
     return Reason("")
 
 
-def _stuck_init_container(status: Mapping[str, Any]) -> dict[str, Any] | None:
+def _stuck_init_container(status: JsonMap) -> JsonDict | None:
     """Return the waiting state of an init container that cannot start; None if it only waits for its turn."""
     waiting = [s.get("state", {}).get("waiting") for s in status.get("initContainerStatuses") or ()]
     return next((w for w in waiting if w and w.get("reason") not in ("PodInitializing", "ContainerCreating")), None)

@@ -1,9 +1,8 @@
 """Kubernetes, through kubectl: an exported model's Deployment or InferenceService, alone or with what trains it on a
 stream, from the files that are rendered."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from embark.catalog import load_catalog
 from embark.errors import UserError
@@ -26,6 +25,7 @@ from embark.render.targets.follow import FILE as FOLLOW_FILE
 from embark.render.targets.serve import CONTAINER, FILES, GRACE_S, METRICS_FILE, SERVER, resources, surge_of
 from embark.render.yaml_text import plain
 from embark.spec import RunSpec
+from embark.values import JsonDict, JsonMap
 
 KINDS = {"serve": RunKind("deployment.apps", CONTAINER["serve"]),
          "kserve": RunKind("inferenceservice.serving.kserve.io", CONTAINER["kserve"]),
@@ -194,7 +194,7 @@ class KubernetesFollow(KubernetesServer):
                         cluster.line("delete", "pvc", claim, f"--namespace={cluster.namespace}"))
         return (*([disk] if handle.where["broker"] else []), *super()._remains(handle)[:1], handle.checkpoints)
 
-    def _ours(self, handle: RunHandle, kind: str) -> list[dict[str, Any]]:
+    def _ours(self, handle: RunHandle, kind: str) -> list[JsonDict]:
         """Return the objects of a kind that belong to the deployment."""
         try:
             return self._kubectl(handle).items(kind, f"{INSTANCE}={handle.where['instance']}")
@@ -205,13 +205,13 @@ class KubernetesFollow(KubernetesServer):
         return [PodStatus.of(one, "") for one in self._ours(handle, "pods") if _part(one)]
 
 
-def _part(thing: Mapping[str, Any]) -> str:
+def _part(thing: JsonMap) -> str:
     """Return the component of a deployment that a pod or its owner belongs to."""
     return texts(at(thing, "metadata.labels")).get(COMPONENT, "")
 
 
 def server_status(
-    found: Mapping[str, Any], pods: Sequence[PodStatus], events: Sequence[RunEvent], *, least: int
+    found: JsonMap, pods: Sequence[PodStatus], events: Sequence[RunEvent], *, least: int
 ) -> Status:
     """Return the status of a Deployment or an InferenceService of at least `least` replicas."""
     status, metadata = found.get("status") or {}, found["metadata"]

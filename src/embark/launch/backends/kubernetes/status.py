@@ -1,13 +1,11 @@
 """The status of a run on Kubernetes, from its object, its pods, their logs and events. Pure functions."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from embark.errors import ExitCode
 from embark.formatting import pluralize, to_one_line
-from embark.frozen import frozen
 from embark.kubernetes.names import JOB_NAME, JOBSET_NAME
 from embark.kubernetes.objects import condition_of
 from embark.launch.backend import (
@@ -25,6 +23,7 @@ from embark.launch.backend import (
 from embark.launch.backends.kubernetes.pods import PodStatus, newest
 from embark.launch.backends.ray import line_of
 from embark.render.targets.kubernetes import CONTAINERS, MANIFESTS
+from embark.values import JsonDict, JsonMap, frozen
 
 FAILED = ("Failed", "FailureTarget")
 MAX_MESSAGE = 400  # Ray's message has the end of its log in it.
@@ -40,8 +39,8 @@ SUBMITTER = "ray-job-submitter"  # KubeRay's container that submits the script t
 
 
 def status_of(
-    job: Mapping[str, Any], pods: Sequence[PodStatus], events: Sequence[RunEvent], *, num_nodes: int, queue: str = "",
-    jobs: Sequence[Mapping[str, Any]] = (), min_nodes: int | None = None,
+    job: JsonMap, pods: Sequence[PodStatus], events: Sequence[RunEvent], *, num_nodes: int, queue: str = "",
+    jobs: Sequence[JsonMap] = (), min_nodes: int | None = None,
 ) -> Status:
     """Return the status of an object. `jobs` are those that it made itself; with `min_nodes` pods an elastic run
     trains."""
@@ -81,13 +80,13 @@ def status_of(
     return make("pending", waits)
 
 
-def failed_condition(status: Mapping[str, Any]) -> dict[str, Any] | None:
+def failed_condition(status: JsonMap) -> JsonDict | None:
     return next((c for name in FAILED if (c := condition_of(status, name))), None)
 
 
 def why_failed(
-    condition: Mapping[str, Any], pods: Sequence[PodStatus], latest: Sequence[PodStatus],
-    jobs: Sequence[Mapping[str, Any]] = (),
+    condition: JsonMap, pods: Sequence[PodStatus], latest: Sequence[PodStatus],
+    jobs: Sequence[JsonMap] = (),
 ) -> Reason:
     """Why it failed. `jobs` are those that the object made, as a JobSet does; their conditions say more than its
     own."""
@@ -114,7 +113,7 @@ def why_failed(
     return Reason(f"{who}: {reason.text} ({said})" if who else f"{reason.text} ({said})", reason.fix)
 
 
-def _condition_of_first_failed(message: str, jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def _condition_of_first_failed(message: str, jobs: Sequence[JsonMap]) -> JsonDict | None:
     named = _FIRST_FAILED_JOB.search(message)
     failed = {str(job["metadata"]["name"]): c for job in jobs if (c := failed_condition(job.get("status", {})))}
     if named is not None:
@@ -130,13 +129,13 @@ def _most_telling(pods: Sequence[PodStatus]) -> PodStatus | None:
     return min(ended, key=lambda p: ranks.get(p.exit_code, 1), default=None)
 
 
-def _condition_text(condition: Mapping[str, Any]) -> str:
+def _condition_text(condition: JsonMap) -> str:
     said = ": ".join(str(condition[key]) for key in ("reason", "message") if condition.get(key))
     line = to_one_line(said)
     return line if len(line) <= MAX_MESSAGE else f"{line[:MAX_MESSAGE]}…"
 
 
-def event_of(found: Mapping[str, Any]) -> RunEvent:
+def event_of(found: JsonMap) -> RunEvent:
     at = found.get("lastTimestamp") or found.get("eventTime") or found.get("metadata", {}).get("creationTimestamp", "")
     about = found.get("involvedObject", {})
     return RunEvent(time_s(at) or 0.0, str(about.get("name", "")), str(found.get("reason", "")),
@@ -209,7 +208,7 @@ class RunKind:
     job_label: str = ""  # The label of the Jobs that it makes; its value is the object's name.
     line: Callable[[LogLine], LogLine] = lambda line: line
     """Splits a line of a log that several machines share, so that its source is known."""
-    read: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda found: found
+    read: Callable[[JsonMap], JsonMap] = lambda found: found
     """The object with its end in `status.conditions`, as a Job has it."""
 
 
@@ -219,7 +218,7 @@ def _ray_line(line: LogLine) -> LogLine:
     return replace(parsed, time_ns=parsed.time_ns or line.time_ns)
 
 
-def _ray_job(found: Mapping[str, Any]) -> Mapping[str, Any]:
+def _ray_job(found: JsonMap) -> JsonMap:
     """Return a RayJob with its end as a condition; KubeRay counts its attempts, and has its own words for the end."""
     status = found.get("status") or {}
     ended = {"Complete": "Complete", "Failed": "Failed", "ValidationFailed": "Failed", "Suspended": "Suspended"}.get(
