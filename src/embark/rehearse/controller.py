@@ -166,6 +166,7 @@ class Observer:
 
     line: Callable[[str, str, str], None]  # Pod, which of its processes or nothing, text.
     note: Callable[[str], None]  # Receives sentences about the controller's actions and the pods.
+    check: Callable[[], None] = lambda: None  # Raises an error if the rehearsal is to end; called every moment.
 
 
 @frozen
@@ -233,6 +234,7 @@ class Controller:
         self._began_s = time.monotonic()
         try:
             while self._final is None:
+                self._observer.check()
                 self._start_due()
                 self._take(TAKE_S)
                 self._sweep()

@@ -5,10 +5,9 @@ import shutil
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import NoReturn
 
 from embark.errors import Interrupted
 from embark.kubernetes.failure_policies import PodEnd
@@ -71,12 +70,23 @@ def rehearse(
     prepared: Prepared, observer: Observer, *, limit_s: float = 600.0, env: Mapping[str, str] | None = None,
 ) -> RehearsalReport:
     """Run it, with `env` in all pods. Whatever ends it, Ctrl-C too, its processes and folders are removed."""
-    before = {number: signal.signal(number, _stop) for number in _STOPS}
+    stops: list[int] = []
+
+    def check() -> None:
+        if stops:
+            raise Interrupted(f"stopped by {signal.Signals(stops[0]).name}")
+
+    def stop(number: int, _: object) -> None:
+        # An error from here could leave a queue's lock held, so the first signal waits until the observer is asked.
+        check()
+        stops.append(number)
+
+    before = {number: signal.signal(number, stop) for number in _STOPS}
     # Ray's sockets lie in it, and the path of a socket has at most 107 characters.
     root = Path(mkdtemp(prefix="embark-rehearse-", dir="/tmp" if prepared.kind == "RayJob" else None))
     processes = Processes(root, prepared.names, env)
     try:
-        return prepared.run_pods(processes, observer, limit_s)
+        return prepared.run_pods(processes, replace(observer, check=check), limit_s)
     finally:
         for number in _STOPS:  # a second one does not come between
             signal.signal(number, signal.SIG_IGN)
@@ -84,7 +94,3 @@ def rehearse(
         shutil.rmtree(root, ignore_errors=True)
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _stop(number: int, _: object) -> NoReturn:
-    raise Interrupted(f"stopped by {signal.Signals(number).name}")

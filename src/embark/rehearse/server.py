@@ -199,6 +199,7 @@ class Kubelet:
 
     def take(self, wait_s: float) -> None:
         """Show the lines that have come."""
+        self._observer.check()
         for key, text in self._output.take(wait_s):
             found = next(one for one in self.pods if one.pod.name == key.partition("#")[0])
             found.last_lines = [*found.last_lines[-20:], text]
