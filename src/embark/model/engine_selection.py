@@ -1,11 +1,18 @@
 """Which engine and which precision a run trains with."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 from embark.errors import UserError
 from embark.model.work import TRACED
-from embark.spec import RunSpec, TrainSpec
+from embark.spec import ModelSpec, RunSpec, TrainSpec
+from embark.spec.model import FIELD_KINDS
 
+UNTIMED: dict[str, Callable[[ModelSpec], bool]] = {
+    "several tasks": lambda model: bool(model.tasks),
+    "two towers": lambda model: model.kind == "two_tower",
+}
+"""What `auto` leaves to the pipeline until its captured step was timed on a GPU."""
 MAX_IDS_PER_SAMPLE = 1024  # Past this the slots kept for ids that most samples lack cost more than the launches saved.
 
 
@@ -22,7 +29,7 @@ def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
     if requested == "pipeline":
         return "pipeline", "requested"
     if requested == "cuda_graph":
-        if obstacle and (spec.model.goes_back_by_autograd or spec.model.tasks):
+        if obstacle and (spec.model.is_custom or spec.model.kind in FIELD_KINDS):
             return "pipeline", obstacle
         if obstacle:
             raise UserError(f'train.engine = "cuda_graph" cannot be used: {obstacle}',
@@ -36,10 +43,10 @@ def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
 
 def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool) -> str:
     """Say why the step cannot be captured, by what is known before the run; empty where nothing is in the way."""
-    if spec.model.kind == "two_tower":
-        return "two towers are not captured in a CUDA graph"
-    if spec.model.tasks:
-        return "several tasks are not part of the captured step"
+    if spec.train.engine == "auto" and not spec.has_bf16_tables:
+        untimed = next((what for what, has in UNTIMED.items() if has(spec.model)), "")
+        if untimed:
+            return f'the captured step of {untimed} was not timed yet: train.engine = "cuda_graph" chooses it'
     if note := TRACED[spec.model].note if spec.model in TRACED else "":
         return f"{spec.model.kind} does not run without values, as a captured step must: {note.partition(': ')[2]}"
     if sequence := next((t for t in spec.model.tables if t.is_sequence), None):

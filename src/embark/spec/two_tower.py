@@ -72,9 +72,6 @@ def two_tower_mistakes(spec: "RunSpec") -> Iterator[Mistake]:
         yield from _table_mistakes(model)
     if model.dropout:
         yield conflict("model.dropout", model.dropout, "has no effect on two towers", "leave it out")
-    if spec.train.engine == "cuda_graph":
-        yield conflict("train.engine", spec.train.engine, "the CUDA-graph engine does not train two towers",
-                       'use "pipeline" or "auto"')
 
 
 def _table_mistakes(model: "ModelSpec") -> Iterator[Mistake]:

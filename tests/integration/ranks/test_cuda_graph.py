@@ -16,6 +16,15 @@ def test_two_captured_ranks_give_the_losses_of_the_pipeline(ranks, torchrun, one
     assert two.last_eval()["auc"] == pytest.approx(one.last_eval()["auc"], rel=1e-3)
 
 
+def test_two_captured_ranks_train_several_tasks_as_one_does(ranks):
+    tasks = ("model.tasks=[{name='click'}, {name='stars', loss='regression', weight=0.2}]", "model.task_head=mmoe")
+    one, two = (ranks(num, *tasks, f"train.engine={engine}", name=engine)
+                for num, engine in ((1, "pipeline"), (2, "cuda_graph")))
+    assert (one.code, two.code) == (0, 0), one.output + two.output
+    assert two.events("start")[0]["engine"] == "cuda_graph"
+    assert two.losses() == pytest.approx(one.losses(), rel=2e-5)
+
+
 def test_four_captured_ranks_give_the_losses_of_the_pipeline(ranks, one):
     four = ranks(4, "train.engine=cuda_graph")
     assert four.code == 0, four.output

@@ -18,6 +18,10 @@ def test_losses_and_recall_equal_one_rank_s_and_an_undisturbed_run_s(ranks):
     assert (one.code, two.code, killed.code > 0) == (0, 0, True), one.output + two.output + killed.output
     assert len(one.losses()) == 12
     assert two.losses() == pytest.approx(one.losses(), rel=2e-5)
+    captured = ranks(2, *SETTINGS, "train.engine=cuda_graph", name="captured")
+    assert captured.code == 0, captured.output
+    assert captured.events("start")[0]["engine"] == "cuda_graph"
+    assert captured.losses() == pytest.approx(one.losses(), rel=2e-5)
     for name in ("recall_at_k", "ndcg_at_k", "hit_at_k"):
         assert two.last_eval()[name] == pytest.approx(one.last_eval()[name], abs=0.01)  # near ties may change places
     assert two.last_eval()["num_users"] == one.last_eval()["num_users"] > 20

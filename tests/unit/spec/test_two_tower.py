@@ -21,7 +21,6 @@ GOOD = {"model": {"kind": "two_tower", "num_dense": 0,
     ('model.kind="dlrm"', "model.two_tower.item"),
     ("store.keep_best=2", "store.best_by"),
     ("model.dropout=0.1", "model.dropout"),
-    ('train.engine="cuda_graph"', "train.engine"),
     ('data={ kind = "prepared", path = "x", label = "" }', "data.label"),
 ])
 def test_a_mistake_names_its_field(change, field):

@@ -87,7 +87,7 @@ def _list_sums(task: Task, output: Tensor, label: Tensor, is_there: Tensor) -> T
     ranked = relevance.gather(1, scores.argsort(dim=1, descending=True, stable=True))[:, :k].double()
     ideal = relevance.sort(dim=1, descending=True).values[:, :k].double()
     discount = 1 / torch.arange(2, k + 2, dtype=torch.float64, device=label.device).log2()
-    ndcg = (ranked @ discount / (ideal @ discount).clamp(min=1e-300))[has_any]
+    ndcg = (ranked @ discount / (ideal @ discount).clamp(min=1e-300)) * has_any
     hits = (ranked > 0).any(dim=1) & has_any
     losses = list_losses(task, output.float(), label, is_there)
     return torch.stack([value.sum(dtype=torch.float64) for value in (losses, ndcg, hits, has_any)])
@@ -109,6 +109,19 @@ class TaskWindow:
                 part.index_add_(0, logit_bins(output) + label.long() * NUM_BINS, is_there.double())
                 part = part[2 * NUM_BINS :]
             part += _task_sums(task, output, label, is_there)
+
+    accumulate = add
+
+    def count(self, num_samples: int) -> None:
+        """Do nothing: the sums have the numbers of samples."""
+
+    def clone_sums(self) -> Tensor:
+        """Copy the accumulated sums, to be restored with `set_sums`."""
+        return self._sums.clone()
+
+    def set_sums(self, saved: Tensor) -> None:
+        """Discard everything accumulated since `clone_sums`."""
+        self._sums.copy_(saved)
 
     def state(self, world: World) -> Tensor:
         """Return the window of all ranks together, for a checkpoint."""

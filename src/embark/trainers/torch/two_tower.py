@@ -84,6 +84,7 @@ class CandidateSoftmax(nn.Module):
         two = spec.model.two_tower
         first, stop = _share(spec, world)
         self._names, self._item = [t.name for t in spec.model.table_list()], two.item
+        self._before = sum(t.multi_hot for t in spec.model.table_list()[: self._names.index(two.item)])
         self._network = [network]  # A list hides its weights, which are those of the model.
         self._num_negatives, self._temperature = stop - first, two.temperature
         expected = catalog.expected_counts(spec.train.batch_size, two.num_sampled_negatives)
@@ -102,13 +103,21 @@ class CandidateSoftmax(nn.Module):
             item = self._network[0].item_vectors(dense, pooled)
         if not self.training:
             return user, (user, item, label)
-        loss, losses, is_positive = self._losses(user, item, sparse[self._item].values(), label)
+        loss, losses, is_positive = self.losses(user, item, sparse[self._item].values(), label)
         minimized = loss
         if self._embedding_l2:
             minimized = loss + self._embedding_l2 / 2 * pooled.float().square().sum(dim=1).mean()
         return minimized, (loss.detach(), losses.detach(), is_positive)
 
-    def _losses(self, user: Tensor, item: Tensor, ids: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def losses_of_all(
+        self, user: Tensor, item: Tensor, every_id: Tensor, label: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return what `losses` does, given the ids of all features, each with room for as many as it may have. An id
+        outside its table, which the lookup reports, is taken for the last one."""
+        ids = every_id[self._before * len(label) : (self._before + 1) * len(label)]
+        return self.losses(user, item, ids.clamp(max=len(self._log_expected) - 1), label)
+
+    def losses(self, user: Tensor, item: Tensor, ids: Tensor, label: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return first a loss whose mean over the ranks is the loss of the global batch."""
         num_samples = len(label) - self._num_negatives
         is_positive = label[:num_samples] > 0.5

@@ -27,9 +27,11 @@ class TwoTowerNetwork(nn.Module):
         self.user = Tower(own[0], self.num_user_dense, two.user_layers)
         self.item = Tower(own[1], two.num_item_dense, two.item_layers)
 
-    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+    def forward(
+        self, dense: Tensor, pooled: Tensor, gives_vectors: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
         user, item = self.user_vectors(dense, pooled), self.item_vectors(dense, pooled)
-        return (user * item).sum(dim=1) / self.temperature
+        return (user, item) if gives_vectors else (user * item).sum(dim=1) / self.temperature
 
     def user_vectors(self, dense: Tensor, pooled: Tensor) -> Tensor:
         """Return the users' vectors, `[samples, width]`."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -61,6 +61,8 @@ class PackedLayout:
     num_samples: int
     num_dense: int
     num_ids: tuple[int, ...]
+    num_labels: int = 0  # Labels of each sample; 0: there is one, and no dimension for it.
+    extend: Callable[[Batch, int], Batch] | None = None  # Appends samples to the batch of a step.
     is_wide: bool = False
     """Ids have 64 bits, as those of dynamic tables may, and `NO_ID` in place of −1."""
 
@@ -77,7 +79,10 @@ class PackedLayout:
     def feed(self, source: SampleSource, part: BatchRange, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
         """Yield batches that a loader makes and one more thread packs."""
         with Loader(source, **asdict(part)) as loader:
-            yield iter(Packer(loader, self, is_pinned=device.type == "cuda"))
+            extend = self.extend
+            batches = loader if extend is None else (
+                extend(batch, step) for step, batch in enumerate(loader, part.start_step))
+            yield iter(Packer(batches, self, is_pinned=device.type == "cuda"))
 
     def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Return dense features, ids and label as views."""
@@ -87,14 +92,15 @@ class PackedLayout:
             buffer[dense : dense + 4 * n * self.num_dense].view(torch.float32).view(n, self.num_dense),
             buffer[ids : ids + self._id_bytes * n * sum(self.num_ids)].view(
                 torch.int64 if self.is_wide else torch.int32),
-            buffer[label : label + 4 * n].view(torch.float32),
+            buffer[label : label + 4 * n * max(1, self.num_labels)].view(torch.float32).view(
+                (n, self.num_labels) if self.num_labels else (n,)),
         )
 
     def pack(self, batch: Batch, into: NDArray[np.uint8]) -> None:
         """Write `batch` into the buffer `into`."""
         label, dense, ids, _ = self.starts
         n = self.num_samples
-        into[label : label + 4 * n].view(np.float32)[:] = batch.label
+        into[label : label + 4 * batch.label.size].view(np.float32)[:] = batch.label.reshape(-1)
         into[dense : dense + 4 * n * self.num_dense].view(np.float32)[:] = batch.dense.reshape(-1)
         to: NDArray[Any] = into[ids : ids + self._id_bytes * n * sum(self.num_ids)].view(
             np.int64 if self.is_wide else np.int32)
@@ -113,7 +119,7 @@ class PackedLayout:
     @property
     def starts(self) -> tuple[int, int, int, int]:
         """First bytes of label, dense features and ids, and the size of all."""
-        dense = _aligned(4 * self.num_samples)
+        dense = _aligned(4 * self.num_samples * max(1, self.num_labels))
         ids = dense + _aligned(4 * self.num_samples * self.num_dense)
         return 0, dense, ids, ids + _aligned(self._id_bytes * self.num_samples * sum(self.num_ids))
 

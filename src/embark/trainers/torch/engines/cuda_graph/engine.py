@@ -46,7 +46,12 @@ from embark.trainers.torch.engines.cuda_graph.lookup import (
     planned,
     why_not_by_kernels,
 )
-from embark.trainers.torch.engines.cuda_graph.network import AutogradNetwork, Network, why_not_captured
+from embark.trainers.torch.engines.cuda_graph.network import (
+    AutogradNetwork,
+    Network,
+    num_rows,
+    why_not_captured,
+)
 from embark.trainers.torch.engines.cuda_graph.ops import TorchOps, gpu_ops
 from embark.trainers.torch.engines.pipeline import BatchRange, Engine, EngineInputs
 from embark.trainers.torch.metrics import MetricWindow
@@ -67,7 +72,6 @@ class CudaGraphEngine(Engine):
         self, inputs: EngineInputs, shards: list[Shard], local: list[LocalShard], layout: BatchLayout, reason: str
     ) -> None:
         super().__init__(inputs, reason)
-        assert isinstance(inputs.window, MetricWindow)  # of one task
         self._window = inputs.window
         self._inputs, self._shards, self._local, self.layout = inputs, shards, local, layout
         self._tables = inputs.spec.model.table_list()
@@ -112,7 +116,7 @@ class CudaGraphEngine(Engine):
             self._graphs[self._slot][self._number].replay()
         if self._number == 0:
             self._fetch_following(batches)
-        self._window.count(self._num_samples)
+        self._window.count(len(self._network.logits))
 
     def settle(self, step: int) -> None:
         """Bring the optimizer's own state to where it would be had it done the steps, before a checkpoint."""
@@ -179,7 +183,7 @@ class CudaGraphEngine(Engine):
     def _build(self, step: int) -> None:
         """Make all buffers and capture the step; the parameters are as a checkpoint may have left them."""
         inputs, spec, world = self._inputs, self._inputs.spec, self._inputs.world
-        self._num_samples = spec.train.batch_size // world.world_size
+        self._num_samples = num_rows(spec) // world.world_size
         dtype = torch.bfloat16 if inputs.precision == "bf16" else torch.float32
         self._ops = gpu_ops() if self._is_gpu and dtype == torch.bfloat16 else TorchOps()
         self._make_network(dtype)
@@ -206,8 +210,7 @@ class CudaGraphEngine(Engine):
         self._network: Network | AutogradNetwork
         self._flat: FlatParameters
         if inputs.spec.model.goes_back_by_autograd:
-            self._network = own = AutogradNetwork(inputs.dense, inputs.spec, self._num_samples,
-                                                  is_bf16=inputs.precision == "bf16")
+            self._network = own = AutogradNetwork(inputs, self._num_samples)
             self._flat = own.flat(inputs, dtype)
             self._flat.adopt()
             if isinstance(inputs.dense, CustomNetwork):
@@ -258,7 +261,7 @@ class CudaGraphEngine(Engine):
             return FbgemmLookup(plans, num_samples, rounding_seed(spec), self._step)
         seed = torch.tensor([rounding_seed(spec)], device=self._device)
         return KernelLookup(plans, num_samples, Device(self._rates.now, self._step, self._bad_id, seed),
-                            spec.train.eps, spec.train.embedding_l2 / spec.train.batch_size)
+                            spec.train.eps, spec.train.embedding_l2 / num_rows(spec))
 
     def _must_divide(self, feature: int) -> bool:
         """Return whether the engine has to turn a feature's sums into means.
@@ -339,12 +342,12 @@ class CudaGraphEngine(Engine):
             exchange.pooled(network.pooled)
         self._divide(ids, network.pooled)
         network.forward_rest()
-        network.backward_to_pooled(label)
+        network.backward_to_pooled(label, ids)
         with self._fork("metrics")():
-            self._measure(network.logits, label)
+            self._measure(network.logits, network.counted(label) if isinstance(network, AutogradNetwork) else label)
         self._divide(ids, network.grad_pooled)
         if train.embedding_l2 and not self._is_gpu:  # there the update adds it, before anything is rounded
-            network.grad_pooled.add_(network.pooled, alpha=train.embedding_l2 / train.batch_size)
+            network.grad_pooled.add_(network.pooled, alpha=train.embedding_l2 / num_rows(self._inputs.spec))
         grads = network.grad_pooled
         if exchange:
             exchange.send_grads(grads)
@@ -378,7 +381,7 @@ class CudaGraphEngine(Engine):
 
     def _measure(self, logits: Tensor, label: Tensor) -> None:
         """Count the batch in the window, and record a loss that is not finite."""
-        if self._is_gpu:
+        if self._is_gpu and type(self._window) is MetricWindow:
             from embark.trainers.torch.engines.cuda_graph import step_kernels
 
             if self._measured is None:
@@ -434,7 +437,7 @@ def _local_shards(inputs: EngineInputs) -> list[LocalShard]:
 def make_cuda_graph_engine(inputs: EngineInputs, source: SampleSource, reason: str) -> CudaGraphEngine:
     """Choose how batches reach the device; `reason` says why this engine, for a person."""
     spec, tables = inputs.spec, inputs.spec.model.table_list()
-    layout = _batch_layout(spec, source, spec.train.batch_size // inputs.world.world_size, inputs.world)
+    layout = _batch_layout(inputs, source)
     if isinstance(layout, RawLayout):
         reason += "; the device decodes the rows as they lie on disk"
     elif isinstance(layout, DrawnLayout):
@@ -445,10 +448,14 @@ def make_cuda_graph_engine(inputs: EngineInputs, source: SampleSource, reason: s
     return CudaGraphEngine(inputs, planned(inputs.plan, tables), _local_shards(inputs), layout, reason)
 
 
-def _batch_layout(spec: RunSpec, source: SampleSource, num_samples: int, world: World) -> BatchLayout:
+def _batch_layout(inputs: EngineInputs, source: SampleSource) -> BatchLayout:
     """Choose raw bytes where the source has blocks of one shape for the tables of the model, synthetic samples drawn by
-    the GPU, or packed batches."""
-    tables = spec.model.table_list()
+    the GPU, or packed batches, as several labels and sampled negatives need."""
+    spec, world, tables = inputs.spec, inputs.world, inputs.spec.model.table_list()
+    num_samples = num_rows(spec) // world.world_size
+    if spec.model.tasks or inputs.extend:
+        return PackedLayout(num_samples, spec.model.num_dense, tuple(t.multi_hot for t in tables),
+                            len(spec.model.tasks), inputs.extend, is_wide=spec.model.has_dynamic_tables)
     if isinstance(source, PreparedSource) and source.layout.is_fixed:
         stored = {f.name: f.multi_hot for f in source.layout.features}
         if all(stored.get(t.name) == t.multi_hot for t in tables):

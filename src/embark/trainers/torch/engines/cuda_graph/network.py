@@ -23,6 +23,7 @@ from embark.trainers.torch.engines.pipeline import EngineInputs
 from embark.trainers.torch.networks.custom_model import CustomNetwork
 from embark.trainers.torch.networks.dlrm import CrossNetwork, DotNetwork
 from embark.trainers.torch.networks.layers import ReLUWithDropout, drop
+from embark.trainers.torch.task_metrics import weighted_loss
 
 
 class Dropout:
@@ -97,7 +98,7 @@ class Network:
                 dropouts[at].forward(out)
             values = out
 
-    def backward_to_pooled(self, label: Tensor) -> None:
+    def backward_to_pooled(self, label: Tensor, ids: Tensor) -> None:
         """Compute logits, the loss's gradient, and all gradients down to that of the pooled rows."""
         values = [self._middle.out, *self._top_values]
         grads = [self._middle.grad_out, *self._top_grads]
@@ -232,17 +233,27 @@ def _sums(layer: Layer) -> Tensor:
 
 
 class AutogradNetwork:
-    """Replaces `Network` for all but DLRM and DLRM-DCNv2: autograd computes gradients, over fixed buffers."""
+    """Replaces `Network` for all but DLRM and DLRM-DCNv2 of one task: autograd computes gradients, over fixed
+    buffers."""
 
-    def __init__(self, module: nn.Module, spec: RunSpec, num_samples: int, *, is_bf16: bool) -> None:
+    def __init__(self, inputs: EngineInputs, num_samples: int) -> None:
+        """`num_samples` includes sampled negatives."""
+        module, spec = inputs.dense, inputs.spec
         device = next(module.parameters()).device
-        self._module, self._device, self._is_bf16 = module, device, is_bf16
-        self._num_global = spec.train.batch_size
+        self._module, self._device, self._is_bf16 = module, device, inputs.precision == "bf16"
+        self._tasks, self._num_ranks = list(spec.model.tasks), inputs.world.world_size
+        self._softmax: Any = inputs.model.module.softmax if spec.model.kind == "two_tower" else None
+        self._num_positives = spec.train.batch_size // self._num_ranks  # Samples that are no sampled negatives.
         self.inputs = torch.zeros(num_samples, spec.model.num_dense, device=device)
         width = sum(t.dim or 0 for t in spec.model.table_list())
         self.pooled = torch.zeros(num_samples, width, device=device)  # fp32, as TorchRec gives them
         self.grad_pooled = torch.zeros_like(self.pooled)
-        self.logits = torch.zeros(num_samples, device=device)
+        num_outputs = [sum(task.num_outputs for task in self._tasks)] if self._tasks else []
+        self.logits = torch.zeros(self._num_positives, *num_outputs, device=device)
+        """What the window counts: outputs, or, of two towers, losses."""
+        self._no_label = torch.zeros(num_samples, *([len(self._tasks)] if self._tasks else []), device=device)
+        self._no_ids = torch.zeros(num_samples * sum(t.multi_hot for t in spec.model.table_list()), dtype=torch.int32,
+                                   device=device)
         self._dropouts = [one for one in module.modules() if isinstance(one, ReLUWithDropout)]
         self._keys = torch.zeros(len(self._dropouts), dtype=torch.int64, device=device)
         self._names: list[str] = []  # Names of the weights that are trained.
@@ -256,7 +267,7 @@ class AutogradNetwork:
     def flat(self, inputs: EngineInputs, dtype: torch.dtype) -> FlatParameters:
         """Flatten the weights that the loss depends on; others keep their value, and have no optimizer state."""
         with self.undone():
-            grads = self.gradients(torch.zeros_like(self.logits), trainable(self._module))
+            grads = self.gradients(trainable(self._module))
         self._names = [name for name, grad in zip(trainable(self._module), grads, strict=True) if grad is not None]
         by_name = dict(self._module.named_parameters())
         used = [by_name[name] for name in self._names]
@@ -282,9 +293,9 @@ class AutogradNetwork:
     def forward_rest(self) -> None:
         """Do nothing: forward and backward are one."""
 
-    def backward_to_pooled(self, label: Tensor) -> None:
+    def backward_to_pooled(self, label: Tensor, ids: Tensor) -> None:
         """Compute logits and all gradients."""
-        grads = self.gradients(label, self._names)
+        grads = self.gradients(self._names, label, ids)
         torch._foreach_copy_(self._grads, [grad for grad in grads if grad is not None])
 
     def backward_bottom(self) -> None:
@@ -313,8 +324,15 @@ class AutogradNetwork:
             for buffer, before in zip(self.buffers, kept, strict=True):
                 buffer.copy_(before)
 
-    def gradients(self, label: Tensor, names: list[str]) -> list[Tensor | None]:
-        """Return the gradients of the weights of these names; those of the pooled rows go into their buffer.
+    def counted(self, label: Tensor) -> Tensor:
+        """Return what the window counts beside `logits`."""
+        return label if self._softmax is None else (label[: self._num_positives] > 0.5).float()
+
+    def gradients(
+        self, names: list[str], label: Tensor | None = None, ids: Tensor | None = None
+    ) -> list[Tensor | None]:
+        """Return the gradients of the weights of these names; those of the pooled rows go into their buffer. Without
+        labels and ids those of any samples will do.
 
         Each call makes new leaves over the weights' memory: `DistributedDataParallel` keeps those of the parameters
         themselves on the stream that it was made on, and a capture may not wait for another.
@@ -325,15 +343,28 @@ class AutogradNetwork:
         with torch.enable_grad(), self._keys_on_device():
             weights = {name: parameters[name].detach().requires_grad_() for name in names}
             pooled = self.pooled.detach().requires_grad_()
+            more = {} if self._softmax is None else {"gives_vectors": True}
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_bf16):
-                logits = functional_call(self._module, weights, (self.inputs, pooled)).float()
-            loss = binary_cross_entropy_with_logits(logits, label, reduction="sum") / self._num_global
+                outputs = functional_call(self._module, weights, (self.inputs, pooled), more)
+            loss, logits = self._loss(outputs, self._no_label if label is None else label,
+                                      self._no_ids if ids is None else ids)
             of_pooled, *grads = torch.autograd.grad(loss, [pooled, *weights.values()], allow_unused=True)
         self.logits.copy_(logits.detach())
         if of_pooled is not None:
             self.grad_pooled.copy_(of_pooled)
         return list(grads)
 
+    def _loss(self, outputs: Any, label: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return this rank's part of the loss of the global batch, and what the window counts."""
+        if self._softmax is not None:
+            loss, logits, _ = self._softmax.losses_of_all(*outputs, ids, label)
+        elif self._tasks:
+            logits = outputs.float()
+            loss = weighted_loss(logits, label, self._tasks)
+        else:
+            logits = outputs.float()
+            loss = binary_cross_entropy_with_logits(logits, label)
+        return loss / self._num_ranks, logits
 
     @contextmanager
     def _keys_on_device(self) -> Iterator[None]:
@@ -353,18 +384,22 @@ def trainable(module: nn.Module) -> list[str]:
     return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
 
 
+def num_rows(spec: RunSpec) -> int:
+    """Return the rows of a global batch: its samples, and behind them sampled negatives."""
+    return spec.train.batch_size + (
+        spec.model.two_tower.num_sampled_negatives if spec.model.kind == "two_tower" else 0)
+
+
 def why_not_captured(inputs: EngineInputs) -> str:
     """Capture forward and backward once, on a GPU, and return why that fails, or nothing.
 
     Weights and random numbers stay as they are.
     """
     spec, device = inputs.spec, inputs.world.device
-    step = AutogradNetwork(inputs.dense, spec, spec.train.batch_size // inputs.world.world_size,
-                           is_bf16=inputs.precision == "bf16")
-    names, label = trainable(inputs.dense), torch.zeros_like(step.logits)
+    step, names = AutogradNetwork(inputs, num_rows(spec) // inputs.world.world_size), trainable(inputs.dense)
 
     def run() -> None:
-        step.gradients(label, names)
+        step.gradients(names)
 
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream(device))

@@ -1,0 +1,64 @@
+"""Kinds of models that the captured step runs by autograd, and a watch for what a graph cannot hold."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+TASKS = ("data.ragged=true", "model.tables=[{name='a', rows=9, multi_hot=4, pooling='mean'}, {name='b', rows=60}]",
+         "model.tasks=[{name='click', weight=0.5}, {name='stars', loss='regression'}, {name='kind', loss='softmax', "
+         "num_classes=3}]", "model.tower_mlp=[5]")
+FILE = ("data.kind=columns", "data.dense_columns=['age']", "model.num_dense=1", "data.num_eval_samples=0")
+TOWERS = (*FILE, "model.kind=two_tower", "model.tables=[{name='user', rows=60}, {name='item', rows=40}, "
+          "{name='shops', rows=9, multi_hot=2}]", "model.two_tower.item=item", "model.two_tower.user=user",
+          "model.two_tower.user_layers=[8]")
+KINDS: dict[str, tuple[str, ...]] = {
+    "shared_bottom": (*TASKS, "model.task_head=shared_bottom"),
+    "mmoe": (*TASKS, "model.task_head=mmoe", "model.num_experts=3", "model.dropout=0.2"),
+    "ple": (*TASKS, "model.task_head=ple", "model.num_experts=1", "model.kind=dcnv2"),
+    "tasks_of_a_field_network": (*TASKS, "model.kind=deepfm"),
+    "two_tower_in_batch": TOWERS,
+    "two_tower_sampled": (*TOWERS, "model.two_tower.num_sampled_negatives=32"),
+}
+
+
+def sets_of(kind: str, folder: Path) -> tuple[str, ...]:
+    """Return the settings of a kind of model, with a file of its samples in `folder` if they are not drawn."""
+    path, draw = folder / "samples.csv", random.Random(1)
+    if "data.kind=columns" not in KINDS[kind]:
+        return KINDS[kind]
+    lines = ["user,item,shops,age,label"]
+    for _ in range(2000):
+        user, shops = draw.randrange(60), "|".join(str(draw.randrange(9)) for _ in range(draw.randrange(3)))
+        lines.append(f"{user},{user % 4 + 4 * draw.randrange(10)},{shops},{draw.random()},{int(draw.random() < 0.8)}")
+    path.write_text("\n".join(lines) + "\n")
+    return (*KINDS[kind], f"data.path={path}")
+
+
+_WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "unique", "_unique2", "unique_dim", "bincount",
+            "unique_consecutive", "equal", "is_nonzero")
+
+
+class _Watch(TorchDispatchMode):
+    """Raises at an operation for which the host of a GPU would wait, or whose result has a size that values decide."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        by_mask = name in ("index", "index_put", "index_put_") and any(
+            one is not None and one.dtype in (torch.bool, torch.uint8) for one in args[1])
+        if name in _WAITING or by_mask or (name == "repeat_interleave" and (kwargs or {}).get("output_size") is None):
+            raise AssertionError(f"a captured step cannot hold {func}")
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def refuse_waiting() -> Iterator[None]:
+    """Fail at what would end a capture on a GPU."""
+    with _Watch():
+        yield
