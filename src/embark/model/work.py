@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 
 from embark.model.placement import Placement, Shard, state_bytes, table_value_bytes, tables_by_name
 from embark.spec import ModelSpec, RunSpec, StoredTable
@@ -332,6 +333,16 @@ def _count_head(counts: Counts, model: ModelSpec, width: int) -> None:
 def count_field_model(model: ModelSpec) -> Counts:
     """Count a network over fields; what autograd keeps is what its operations read."""
     counts, dims = Counts(), [table.dim or 0 for table in model.table_list()]
+    if model.kind == "tabm":
+        num = model.num_members
+        sizes = (model.num_dense + sum(dims), *model.top_mlp)
+        for width, after in pairwise(sizes):
+            counts.linear(width, after, num, num, has_bias=False)
+            counts.num_values += num * (width + after)
+            counts.output_width += num * width
+        counts.num_values += num * (sizes[-1] + 1)
+        counts.output_width += sizes[0]
+        return counts
     dim, num_layers = model.embedding_dim, model.num_cross_layers
     if model.num_dense and model.kind != "wide_deep":
         dims = [dim] * model.num_dense + dims

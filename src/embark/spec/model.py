@@ -23,7 +23,7 @@ BUCKET_SLOTS = 32
 BUCKET_COUNTERS = 128
 """Counters of a bucket with `admit = "count"`, which the ids without a row share by their hash."""
 DYNAMIC_FIELDS = ("ids", "capacity", "admit", "admit_count", "admit_probability", "evict", "half_life", "max_new")
-FIELD_KINDS = ("deepfm", "wide_deep", "xdeepfm", "autoint", "finalmlp", "masknet")
+FIELD_KINDS = ("deepfm", "wide_deep", "xdeepfm", "autoint", "finalmlp", "masknet", "tabm")
 """Models whose features, numbers and tables alike, are fields with a vector each."""
 FIRST_ORDER_KINDS = ("deepfm", "wide_deep", "xdeepfm")
 """Models in which a row's first number is the weight of its id in a linear part, and the others are its vector."""
@@ -210,17 +210,18 @@ class StoredTable:
         return self.mean_ids if self.is_sequence else float(len(self.features))
 
 
-OWN_FIELDS = {"num_heads": ("autoint", "finalmlp"), "num_feature_maps": ("xdeepfm",)}
+OWN_FIELDS = {"num_heads": ("autoint", "finalmlp"), "num_feature_maps": ("xdeepfm",), "num_members": ("tabm",)}
 """Fields that only some kinds read."""
 
 
 class ModelSpec(Section):
     """The model: one of those below or a custom one, over any list of tables."""
 
-    kind: Literal["dlrm", "dcnv2", "deepfm", "wide_deep", "xdeepfm", "autoint", "finalmlp", "masknet", "two_tower",
-                  "din", "sasrec", "hstu"] | Annotated[str, Field(pattern=CUSTOM_KIND, max_length=200)] = "dlrm"
+    kind: Literal["dlrm", "dcnv2", "deepfm", "wide_deep", "xdeepfm", "autoint", "finalmlp", "masknet", "tabm",
+                  "two_tower", "din", "sasrec", "hstu"] | \
+        Annotated[str, Field(pattern=CUSTOM_KIND, max_length=200)] = "dlrm"
     """`dlrm`: all pairwise dot products. `dcnv2`: low-rank cross layers. `deepfm`, `wide_deep`, `xdeepfm`, `autoint`,
-    `finalmlp`, `masknet`: as in their papers (docs/guides/models.md). `two_tower`: retrieval
+    `finalmlp`, `masknet`, `tabm`: as in their papers (docs/guides/models.md). `two_tower`: retrieval
     (docs/guides/retrieval.md). `din`, `sasrec`, `hstu`: attention over a sequence (docs/guides/sequences.md).
     `my_model:MyModel`: the class `MyModel` of `my_model.py` beside the spec, whose code is run
     (docs/guides/custom-models.md)."""
@@ -249,6 +250,8 @@ class ModelSpec(Section):
     streams, which share the last width of `top_mlp`."""
     num_feature_maps: Width = 16
     """`xdeepfm` only: feature maps of each layer."""
+    num_members: PositiveInt = Field(default=16, le=1024)
+    """`tabm` only: MLPs that share their weights."""
     num_tables: PositiveInt = Field(default=26, le=MAX_TABLES)
     """Number of tables, named `cat_0`, `cat_1`, …; ignored if `tables` is given."""
     rows_per_table: Rows | Annotated[tuple[Rows, ...], Field(strict=False, max_length=MAX_TABLES)] = 100_000

@@ -87,8 +87,8 @@ def task_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     else:
         unused = {"shared_bottom": HEAD_FIELDS[1:4], "mmoe": HEAD_FIELDS[2:4], "ple": ()}[model.task_head]
         yield from model.unused("model", unused, f'while model.task_head is "{model.task_head}"', "leave it out")
-    if model.kind == "two_tower":
-        yield conflict("model.tasks", len(tasks), "two towers have one task", "leave it out, or change model.kind")
+    if model.kind in ("two_tower", "tabm"):
+        yield conflict("model.tasks", len(tasks), f'"{model.kind}" has one task', "leave it out, or change model.kind")
     if len({(task.column, task.label_is) for task in tasks}) > len(label_columns(tasks)):
         yield conflict("model.tasks", len(tasks), "two of the same column have another label_is", "give both the same")
     names = [task.name for task in tasks]

@@ -18,7 +18,7 @@ def test_the_default_space_contains_the_specs_own_values():
     assert [*space] == ["train.learning_rate", "train.dense_learning_rate", "train.optimizer", "train.dense_optimizer",
                         "train.batch_size", "model.dropout", "train.weight_decay", "train.embedding_l2", "model.kind",
                         "model.embedding_dim", "model.top_mlp", "model.bottom_mlp"]
-    assert space["model.kind"] == Dimension(("dlrm", "dcnv2", "deepfm", "wide_deep", "finalmlp", "masknet"))
+    assert space["model.kind"] == Dimension(("dlrm", "dcnv2", "deepfm", "wide_deep", "finalmlp", "masknet", "tabm"))
     assert space["model.top_mlp"] == Dimension(("[16]", "[64]", "[256, 128]", "[512, 256]"))
     assert with_values(spec, {"model.top_mlp": "[256, 128]"}).model.top_mlp == (256, 128)
     assert space["train.learning_rate"] == Dimension((1e-3, 0.5), is_range=True)

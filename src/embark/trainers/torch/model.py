@@ -21,8 +21,11 @@ from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, Keyed
 from embark.spec import ModelSpec, StoredTable, TrainSpec
 from embark.trainers.torch.batch import DeviceBatch
 from embark.trainers.torch.networks import dense_network
+from embark.trainers.torch.networks.field_networks import of_members
 from embark.trainers.torch.networks.jagged import JaggedSequence
 from embark.trainers.torch.task_metrics import TaskLoss
+
+torch.fx.wrap("of_members")  # the train pipeline traces the model; whether it trains is known only when it runs
 
 
 class Recommender(nn.Module):
@@ -37,6 +40,7 @@ class Recommender(nn.Module):
         self.is_bf16 = is_bf16
         self.device_type = device.type
         self.loss = TaskLoss(model.tasks) if model.tasks else nn.BCEWithLogitsLoss()
+        self.has_members = model.kind == "tabm"
         self.embedding_l2 = train.embedding_l2
 
     def forward(self, batch: DeviceBatch) -> tuple[Tensor, tuple[Tensor, Tensor, Tensor]]:
@@ -44,9 +48,13 @@ class Recommender(nn.Module):
         with torch.autocast(self.device_type, torch.bfloat16, enabled=self.is_bf16):
             logits = self.dense(batch.dense, pooled)
         logits = logits.float()
+        if self.has_members:
+            logits, losses = of_members(logits, batch.label)
         loss = minimized = self.loss(logits, batch.label)
+        if self.has_members:
+            minimized = losses.mean()
         if self.embedding_l2:
-            minimized = loss + self.embedding_l2 / 2 * pooled.float().square().sum(dim=1).mean()
+            minimized = minimized + self.embedding_l2 / 2 * pooled.float().square().sum(dim=1).mean()
         return minimized, (loss.detach(), logits.detach(), batch.label)
 
 

@@ -1,4 +1,4 @@
-"""DeepFM, Wide & Deep, xDeepFM, AutoInt, FinalMLP and MaskNet: the equations of their papers, in both engines."""
+"""DeepFM, Wide & Deep, xDeepFM, AutoInt, FinalMLP, MaskNet and TabM: the equations of their papers, in both engines."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from embark.spec.model import FIELD_KINDS
 from embark.store.checkpoint_inspect import find_trained
 from embark.trainers import open_backend, train
 from embark.trainers.torch.networks import dense_network
+from embark.trainers.torch.networks.field_networks import of_members
 from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
 TASKS = "model.tasks=[{name='click'}, {name='price', loss='regression'}]"
@@ -33,6 +34,8 @@ TASKS = "model.tasks=[{name='click'}, {name='price', loss='regression'}]"
 def model_of(kind: str, *sets: str, **fields) -> ModelSpec:
     sizes = {"num_dense": 3, "embedding_dim": 8, "top_mlp": [12, 6], "num_tables": 4, "rows_per_table": 9,
              "num_cross_layers": 2, **({"cross_rank": 5} if kind == "masknet" else {})}
+    if kind == "tabm":
+        sizes["num_members"] = 3
     if kind == "xdeepfm":
         sizes["num_feature_maps"] = 3
     return resolve({"model": {"kind": kind, **sizes, **fields}}, sets).model
@@ -51,6 +54,8 @@ def by_equations(model: ModelSpec, weights: dict[str, Tensor], dense: Tensor, po
     if model.kind == "wide_deep":
         linear = sum(row[0] for row in fields) + weights["linear.weight"][0] @ dense
         return linear + _mlp(weights, "top", torch.cat([dense, *(_behind_first(row) for row in fields)]))
+    if model.kind == "tabm":
+        return sum(_member(weights, torch.cat([dense, pooled]), member) for member in range(3)) / 3
     fields = [x * v for x, v in zip(dense, weights["fields.numbers"], strict=True)] + fields
     linear = sum(row[0] for row in fields)
     if model.kind == "deepfm":
@@ -102,6 +107,14 @@ def _mlp(weights: dict[str, Tensor], name: str, values: Tensor, ends: str = "lin
     return values[0] if name == "top" else values
 
 
+def _member(weights: dict[str, Tensor], values: Tensor, member: int) -> Tensor:
+    """The logit of one of the MLPs that share their matrices."""
+    for layer in range(2):
+        values = weights[f"layers.{layer}.weight"] @ (weights[f"scales.{layer}"][member] * values)
+        values = (values + weights[f"biases.{layer}"][member]).relu()
+    return weights["outputs"][member] @ values + weights["shift"][member]
+
+
 def _interacting(weights: dict[str, Tensor], name: str, fields: Tensor, num_heads: int) -> Tensor:
     heads = []
     for query, key, value in zip(*(weights[f"{name}.{one}.weight"].chunk(num_heads) for one in (
@@ -115,7 +128,7 @@ def _interacting(weights: dict[str, Tensor], name: str, fields: Tensor, num_head
 def test_logits_are_those_of_the_paper_s_equations(kind):
     torch.manual_seed(3)
     model = model_of(kind)
-    network = dense_network(model).double()
+    network = dense_network(model).double().eval()
     for value in network.parameters():
         torch.nn.init.normal_(value, std=0.5)
     dense, pooled = batch_of(model)
@@ -142,8 +155,9 @@ def measured(model: ModelSpec) -> tuple[int, float, float]:
     return sum(p.numel() for p in network.parameters()), counter.get_total_flops() / num, num_kept / num
 
 
-@pytest.mark.parametrize("sets", [(), ("model.num_dense=0",), (TASKS,)], ids=["", "no numbers", "tasks"])
-@pytest.mark.parametrize("kind", FIELD_KINDS)
+@pytest.mark.parametrize(("kind", "sets"), [
+    pytest.param(kind, sets, id=f"{kind} {name}") for kind in FIELD_KINDS for name, sets in (
+        ("", ()), ("no numbers", ("model.num_dense=0",)), ("tasks", (TASKS,))) if (kind, name) != ("tabm", "tasks")])
 def test_the_plan_counts_what_torch_counts(kind, sets):
     model = model_of(kind, *sets, num_dense=13, embedding_dim=32, num_tables=26, top_mlp=[64, 32])
     work, (num_values, flops, num_kept) = dense_work_of(model), measured(model)
@@ -154,6 +168,7 @@ def test_the_plan_counts_what_torch_counts(kind, sets):
 
 SIZES = {kind: (f"model.kind={kind}", "model.num_cross_layers=2") for kind in FIELD_KINDS}
 SIZES["masknet"] += ("model.cross_rank=16",)
+SIZES["tabm"] = ("model.kind=tabm", "model.num_members=4")
 SIZES["xdeepfm"] += ("model.num_feature_maps=4",)
 VARIED = ("model.dropout=0.3", "model.top_mlp=[16, 8]", "train.max_gradient_norm=0.02", "train.weight_decay=0.5",
           "train.dense_optimizer=adam", "train.dense_learning_rate=0.01", "data.ragged=true", "model.num_dense=0",
@@ -211,6 +226,19 @@ def test_exported_scores_are_those_of_evaluation(clicks, tmp_path, kind):
     assert alone == pytest.approx(exported.logits(rows.cut(0, 8)).tolist(), rel=1e-5, abs=1e-5)
 
 
+def test_each_member_learns_from_its_own_loss():
+    torch.manual_seed(3)
+    network = dense_network(model_of("tabm")).double()
+    dense, pooled = batch_of(model_of("tabm"))
+    label = torch.tensor([0.0, 1, 1, 0, 1], dtype=torch.float64)
+    logits = network(dense, pooled)
+    mean, losses = of_members(logits, label)
+    alone = [of_members(one, label)[1] for one in logits.unbind(1)]
+    torch.testing.assert_close(losses, sum(alone) / 3)
+    torch.testing.assert_close(network.eval()(dense, pooled), mean)
+    assert torch.all(losses > of_members(mean, label)[1])  # members differ, and the loss is convex
+
+
 @pytest.mark.parametrize("kind", ["deepfm", "finalmlp"])
 def test_several_tasks_and_dynamic_tables_train(train_tiny, kind):
     tables = "model.tables=[{name='a', ids='dynamic', capacity=40, rows=60}, {name='b', rows=9}]"
@@ -235,6 +263,8 @@ def test_a_gpu_captures_it_and_the_jax_trainer_refuses_it(kind):
     (["model.kind=finalmlp", "model.top_mlp=[]"], "joins the outputs of two such MLPs"),
     (["model.kind=deepfm", "model.num_heads=4"], "num_heads = 4"),
     (["model.num_feature_maps=4"], "num_feature_maps = 4"),
+    (["model.num_members=4"], "num_members = 4"),
+    (["model.kind=tabm", TASKS], '"tabm" has one task'),
     (["model.kind=masknet", "model.tables=[{name='a', rows=9, pooling='none', max_length=4}]"], "takes pooled"),
 ])
 def test_conflicts_of_fields_are_refused(sets, expected):

@@ -1,17 +1,21 @@
-"""DeepFM, Wide & Deep, xDeepFM, AutoInt, FinalMLP and MaskNet: networks over fields, which are the numbers and the
-tables of a row, each with a vector.
+"""DeepFM, Wide & Deep, xDeepFM, AutoInt, FinalMLP, MaskNet and TabM: networks over fields, which are the numbers and
+the tables of a row, each with a vector.
 
 A number's vector is learned and multiplied by the number. In models with a linear part the weight of an id is the
 first number of its row, and the others are its vector: a second group of tables of width 1 would double the lookups,
 the exchange between ranks and the updates, and a row of one more number would not be aligned.
 """
 
+import math
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embark.spec.model import FIRST_ORDER_KINDS, ModelSpec
 from embark.trainers.torch.networks.dlrm import top_layers
-from embark.trainers.torch.networks.layers import mlp
+from embark.trainers.torch.networks.layers import ReLUWithDropout, mlp
 
 
 class FieldNetwork(nn.Module):
@@ -53,7 +57,7 @@ class Fields(nn.Module):
         super().__init__()
         dim, dims = model.embedding_dim, [table.dim or 0 for table in model.table_list()]
         self.numbers = None
-        if model.num_dense and model.kind != "wide_deep":  # which takes the numbers as they are
+        if model.num_dense and model.kind not in ("wide_deep", "tabm"):  # which take the numbers as they are
             self.numbers = nn.Parameter(torch.empty(model.num_dense, dim).uniform_(-1 / dim, 1 / dim))
             dims = [dim] * model.num_dense + dims
         self.width, self.num_fields, self.dim = sum(dims), len(dims), dim
@@ -240,7 +244,45 @@ class MaskNet(FieldNetwork):
                                       for mask, block in zip(self.masks, self.blocks, strict=True)], dim=1))
 
 
-FIELD_NETWORKS: dict[str, type[FieldNetwork]] = {
+class TabM(nn.Module):
+    """TabM (Gorishniy 2024, https://arxiv.org/abs/2410.24210): MLPs over numbers and vectors that share their
+    matrices; each member scales the inputs of every layer, and has biases and an output of its own.
+
+    In training it returns the logits of all members, [samples, members], whose losses are averaged; else their mean.
+    """
+
+    def __init__(self, model: ModelSpec) -> None:
+        super().__init__()
+        sizes = (model.num_dense + sum(table.dim or 0 for table in model.table_list()), *model.top_mlp)
+        num = model.num_members
+        self.layers = nn.ModuleList(nn.Linear(*pair, bias=False) for pair in pairwise(sizes))
+        self.scales = nn.ParameterList(torch.ones(num, width) for width in sizes[:-1])
+        self.biases = nn.ParameterList(
+            torch.empty(num, after).uniform_(-1, 1) / math.sqrt(width) for width, after in pairwise(sizes))
+        self.outputs = nn.Parameter(torch.empty(num, sizes[-1]).uniform_(-1, 1) / math.sqrt(sizes[-1]))
+        self.shift = nn.Parameter(torch.zeros(num))
+        self.after = nn.ModuleList(
+            ReLUWithDropout(model.dropout) if model.dropout else nn.ReLU() for _ in self.layers)
+        if self.layers:  # members differ by the signs of their inputs, to begin with
+            self.scales[0].data.uniform_(-1, 1).sign_()
+
+    def forward(self, dense: Tensor, pooled: Tensor) -> Tensor:
+        values = torch.cat([dense, pooled], dim=1).unsqueeze(1)
+        for layer, scale, bias, after in zip(self.layers, self.scales, self.biases, self.after, strict=True):
+            values = after((layer(values * scale) + bias).flatten(1)).unflatten(1, bias.shape)
+        logits = (values * self.outputs).sum(dim=2) + self.shift
+        return logits if self.training else logits.mean(dim=1)
+
+
+def of_members(logits: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean logit of each sample, and its loss: the mean over the losses of members, where there are any."""
+    if logits.ndim == 1:
+        return logits, binary_cross_entropy_with_logits(logits, label, reduction="none")
+    losses = binary_cross_entropy_with_logits(logits, label.unsqueeze(1).expand_as(logits), reduction="none")
+    return logits.mean(dim=1), losses.mean(dim=1)
+
+
+FIELD_NETWORKS: dict[str, type[nn.Module]] = {
     "deepfm": DeepFM, "wide_deep": WideAndDeep, "xdeepfm": XDeepFM, "autoint": AutoInt, "finalmlp": FinalMLP,
-    "masknet": MaskNet,
+    "masknet": MaskNet, "tabm": TabM,
 }

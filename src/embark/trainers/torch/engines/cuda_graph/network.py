@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embark.formatting import to_one_line
 from embark.model.work import DENSE_STATES, padded
@@ -22,6 +21,7 @@ from embark.trainers.torch.engines.cuda_graph.ops import Fork, TorchOps
 from embark.trainers.torch.engines.pipeline import EngineInputs
 from embark.trainers.torch.networks.custom_model import CustomNetwork
 from embark.trainers.torch.networks.dlrm import CrossNetwork, DotNetwork
+from embark.trainers.torch.networks.field_networks import of_members
 from embark.trainers.torch.networks.layers import ReLUWithDropout, drop
 from embark.trainers.torch.task_metrics import weighted_loss
 
@@ -362,8 +362,8 @@ class AutogradNetwork:
             logits = outputs.float()
             loss = weighted_loss(logits, label, self._tasks)
         else:
-            logits = outputs.float()
-            loss = binary_cross_entropy_with_logits(logits, label)
+            logits, losses = of_members(outputs.float(), label)
+            loss = losses.mean()
         return loss / self._num_ranks, logits
 
     @contextmanager
