@@ -10,9 +10,9 @@ from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.troubles import find_troubles
 from cloudsim.state import Clock, Refusal, Resources, load_facts
 from embark.launch.shell import CommandResult
-from embark.rehearse.account import AccountReport, Record
 from embark.rehearse.running_servers import EndpointServer
 from embark.rehearse.workload import INSTALL_RAY, NO_RAY
+from embark.values import frozen
 
 ARTIFACT_BYTES = "EMBARK_ARTIFACT_BYTES"  # Variable with the size of the artifact that a small one stands for.
 AnsweredBy = Literal["real", "stand-in"]
@@ -22,7 +22,7 @@ LOOKS = {"kubectl", "helm", "sleep"}
 """Programs with which a script looks at its cluster or waits for it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Call:
     """One start of a program, with its arguments and its environment."""
 
@@ -93,6 +93,30 @@ def check_login(account: "Account", call: Call) -> None:
                       f"{tokens[account.cloud]}")
 
 
+@frozen
+class Record:
+    """A command and how it ended."""
+
+    program: str
+    words: tuple[str, ...]
+    answered_by: str  # `real` or `stand-in`.
+    code: int
+    error: str  # The error message; empty if the command succeeded.
+    at: float  # Seconds on the account's clock.
+
+
+@frozen
+class AccountReport:
+    """The commands that an account has answered, and what is left in it."""
+
+    cloud: str
+    records: tuple[Record, ...]
+    paid: tuple[str, ...]  # Resources that still cost money.
+    not_modelled: tuple[str, ...]
+    elapsed_s: float  # Seconds on the account's clock.
+    causes: tuple[str, ...] = ()  # What keeps jobs and servers of its clusters from running.
+
+
 class Account:
     """The state that all programs of a cloud answer from."""
 
@@ -160,7 +184,7 @@ class Account:
         self.on_close.append(made.close)
         return made
 
-    def report(self) -> "AccountReport":
+    def report(self) -> AccountReport:
         return AccountReport(self.cloud, tuple(self.records), tuple(self.paid()), tuple(self.not_modelled),
                              self.clock.now, tuple(self.causes))
 

@@ -1,11 +1,12 @@
 """The commands and flags that a program knows, as data with their source, and a parser of argument lists."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from typing import Any
 
 from cloudsim.state import Refusal, load_facts
+from embark.values import JsonDict, JsonMap, frozen
 
 Kind = str
 """The kind of a flag: `bool`; `value`, which takes one word; `optional`, which takes one only after `=`; `list`, which
@@ -15,7 +16,7 @@ may be followed by true or false."""
 SWITCH_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CommandForm:
     """The positional arguments and flags of one command."""
 
@@ -27,13 +28,13 @@ class CommandForm:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ParsedCommand:
     """A command with the values of its arguments."""
 
     path: tuple[str, ...]
-    positionals: Mapping[str, Any]
-    flags: Mapping[str, Any]  # The key is the flag's first name, with its dashes.
+    positionals: JsonMap
+    flags: JsonMap  # The key is the flag's first name, with its dashes.
     call: Any = None  # The call that it was read from, for commands that read files.
 
     @property
@@ -49,7 +50,7 @@ class ParsedCommand:
         return default if found is None else str(found)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Grammar:
     """The commands that a program accepts, and its messages for those it does not accept."""
 
@@ -70,7 +71,7 @@ class Grammar:
         form, rest = self._form(words)
         command = " ".join((self.program, *form.path))
         known, aliases = {**self.flags, **form.flags}, {**self.aliases, **form.aliases}
-        given: dict[str, Any] = {}
+        given: JsonDict = {}
         loose: list[str] = []
         index = 0
         while index < len(rest):
@@ -140,8 +141,8 @@ class Grammar:
             raise Refusal(f"{command}: argument {name}: invalid choice: '{value}' (choose from {', '.join(choices)})",
                           self.usage_code)
 
-    def _positionals(self, form: CommandForm, loose: list[str], command: str) -> dict[str, Any]:
-        found: dict[str, Any] = {}
+    def _positionals(self, form: CommandForm, loose: list[str], command: str) -> JsonDict:
+        found: JsonDict = {}
         for name in form.positionals:
             if name.endswith("*"):
                 found[name[:-1]], loose = loose, []
@@ -162,10 +163,10 @@ def load_grammar(program: str) -> Grammar:
                    **raw["program"])
 
 
-def load_handlers(cloud: str, shared: str) -> dict[str, Any]:
+def load_handlers(cloud: str, shared: str) -> JsonDict:
     """Read the functions that answer commands from a cloud's `handlers.toml`; its module `shared` has those that all
     of its modules use."""
-    found: dict[str, Any] = {}
+    found: JsonDict = {}
     common = vars(import_module(f"cloudsim.{cloud}.{shared}"))
     for module, rows in load_facts(f"{cloud}/handlers.toml").items():
         names = {**common, **vars(import_module(f"cloudsim.{cloud}.{module}"))}

@@ -14,10 +14,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from cloudsim.account import AccountReport, Record
 from cloudsim.server import REPORT
 from embark.errors import Fault
-from embark.rehearse.account import AccountReport, Record
-from embark.rehearse.processes import newest_command
 
 START_S = 120.0
 REPORT_S = 120.0
@@ -105,3 +104,14 @@ class AccountSession:
         return AccountReport(raw["cloud"], tuple(Record(**{**one, "words": tuple(one["words"])})  # type: ignore[arg-type]
                                                  for one in records),
                              tuple(raw["paid"]), tuple(raw["not_modelled"]), raw["elapsed_s"], tuple(raw["causes"]))
+
+
+def newest_command(group: int) -> str:
+    """Return the newest command of a process group, as a user would type it."""
+    listed = subprocess.run(["ps", "-A", "-o", "pgid=,pid=,ppid=,args="], capture_output=True, text=True, check=True)
+    own = [line.split(None, 3) for line in listed.stdout.splitlines() if line.split(None, 1)[0] == str(group)]
+    parents = {parent for _, _, parent, _ in own}
+    words = next((args.split() for _, pid, _, args in reversed(own) if pid not in parents), ["bash"])
+    while len(words) > 1 and Path(words[0]).name.startswith(("bash", "python")) and not words[1].startswith("-"):
+        words = words[1:]
+    return " ".join([Path(words[0]).name, *words[1:]])

@@ -9,6 +9,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
+from embark.values import JsonDict
+
 Key = tuple[str, str]  # Kind and name.
 
 
@@ -37,7 +39,7 @@ class Resource:
     kind: str
     name: str
     location: str = ""  # Region, zone or location.
-    attributes: dict[str, Any] = field(default_factory=dict)
+    attributes: JsonDict = field(default_factory=dict)
     ready_at: float = 0.0  # Seconds on the account's clock; until then it is being created.
     uses: set[Key] = field(default_factory=set)  # Keys of resources that cannot be deleted before this one.
     is_paid: bool = False  # It costs money by the hour as long as it exists.
@@ -83,7 +85,7 @@ class Resources:
 
 
 @cache
-def load_facts(name: str) -> dict[str, Any]:
+def load_facts(name: str) -> JsonDict:
     """Read a TOML file of this package."""
     return tomllib.loads(files("cloudsim").joinpath(name).read_text(encoding="utf-8"))
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cloudsim.account import Account
+from cloudsim.headline import find_headline
 from cloudsim.server import AccountServer
-from embark.rehearse.headline import find_headline
 from embark.render.folder import File
 
 

@@ -35,30 +35,6 @@ class AccountRehearsal:
         return all(step.is_ok for step in self.steps) and not self.paid
 
 
-@frozen
-class Record:
-    """A command and how it ended."""
-
-    program: str
-    words: tuple[str, ...]
-    answered_by: str  # `real` or `stand-in`.
-    code: int
-    error: str  # The error message; empty if the command succeeded.
-    at: float  # Seconds on the account's clock.
-
-
-@frozen
-class AccountReport:
-    """The commands that an account has answered, and what is left in it."""
-
-    cloud: str
-    records: tuple[Record, ...]
-    paid: tuple[str, ...]  # Resources that still cost money.
-    not_modelled: tuple[str, ...]
-    elapsed_s: float  # Seconds on the account's clock.
-    causes: tuple[str, ...] = ()  # What keeps jobs and servers of its clusters from running.
-
-
 def rehearse_account(spec: str, settings: Sequence[str], on_step: Callable[[StepResult], None]) -> AccountRehearsal:
     """Render a spec and run its scripts in a simulated account; the first step that fails ends the rehearsal."""
     try:

@@ -10,12 +10,12 @@ from pathlib import Path
 from tempfile import mkdtemp
 
 from cloudsim.account import ARTIFACT_BYTES
+from cloudsim.headline import find_headline
 from cloudsim.session import NEVER_ENDED, AccountSession
 from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.lint.rendered import render_folder
 from embark.rehearse.account import AccountRehearsal, StepResult
-from embark.rehearse.headline import find_headline
 from embark.render.folder import RECORD, read_record
 from embark.render.job import FOLLOW, POD_TARGETS, Job, make_job
 from embark.render.monitoring import MONITOR_RESOURCES

@@ -6,7 +6,6 @@ import re
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import sysconfig
 import time
@@ -225,14 +224,3 @@ def _marked(mark: str) -> list[int]:
     """Return processes with this mark in their environment. torchrun puts each rank into a session of its own, and
     ranks whose torchrun was killed have no parent to be found by."""
     return [one.pid for one in psutil.process_iter(["environ"]) if (one.info["environ"] or {}).get(_MARK) == mark]
-
-
-def newest_command(group: int) -> str:
-    """Return the newest command of a process group, as a user would type it."""
-    listed = subprocess.run(["ps", "-A", "-o", "pgid=,pid=,ppid=,args="], capture_output=True, text=True, check=True)
-    own = [line.split(None, 3) for line in listed.stdout.splitlines() if line.split(None, 1)[0] == str(group)]
-    parents = {parent for _, _, parent, _ in own}
-    words = next((args.split() for _, pid, _, args in reversed(own) if pid not in parents), ["bash"])
-    while len(words) > 1 and Path(words[0]).name.startswith(("bash", "python")) and not words[1].startswith("-"):
-        words = words[1:]
-    return " ".join([Path(words[0]).name, *words[1:]])

@@ -17,8 +17,8 @@ import psutil
 from account_faults import Fault, ask_for, pending
 from limits import HANG_S
 
+from cloudsim.account import AccountReport
 from cloudsim.session import NEVER_ENDED, AccountSession
-from embark.rehearse.account import AccountReport
 
 REPOSITORY = Path(__file__).parents[3]
 _BLOCK = re.compile(r"^(?P<indent> *)```bash\n(?P<text>.*?)^ *```$(\n+ *```text\n(?P<printed>.*?)^ *```$)?",

@@ -7,9 +7,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from cloudsim.aws.account import AwsAccount
+from embark.values import JsonDict
 
-Parameters = dict[str, Any]
-Operation = Callable[[AwsAccount, str, Parameters], dict[str, Any] | None]
+Parameters = JsonDict
+Operation = Callable[[AwsAccount, str, Parameters], JsonDict | None]
 OPERATIONS: dict[str, Operation] = {}
 """Functions by `service.Operation`; they get the region and the parameters, and None leaves the answer to moto."""
 
@@ -33,10 +34,10 @@ def hook(account: AwsAccount, session: Any, denial: Callable[[str], str]) -> Non
     """Let a botocore session ask `OPERATIONS` before it sends a request; `denial` returns why an action is not allowed,
     or an empty text."""
 
-    def keep(params: Parameters, context: dict[str, Any], **_: Any) -> None:
+    def keep(params: Parameters, context: JsonDict, **_: Any) -> None:
         context["embark_parameters"] = params
 
-    def answer(model: Any, context: dict[str, Any], **_: Any) -> tuple[Any, dict[str, Any]] | None:
+    def answer(model: Any, context: JsonDict, **_: Any) -> tuple[Any, JsonDict] | None:
         service = model.service_model.service_name
         found = OPERATIONS.get(f"{service}.{model.name}")
         try:

@@ -1,7 +1,6 @@
 """Reads eksctl's ClusterConfig and refuses what eksctl refuses."""
 
 import re
-from dataclasses import dataclass
 from typing import Any
 
 import yaml
@@ -13,26 +12,27 @@ from cloudsim.aws.iam import POLICY_VERSIONS, policy_error
 from cloudsim.kubernetes.validation import label_error
 from cloudsim.state import Refusal, schema_error, versions_sold
 from embark.kubernetes.objects import at
+from embark.values import JsonDict, frozen
 
 MIN_ZONES = 2
 STACK_NAME = re.compile("[a-zA-Z][-a-zA-Z0-9]*")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ClusterConfig:
     """A ClusterConfig file, checked."""
 
     name: str
     region: str
     version: str
-    raw: dict[str, Any]
+    raw: JsonDict
 
     @property
     def zones(self) -> list[str]:
         return [str(one) for one in self.raw.get("availabilityZones") or ()]
 
     @property
-    def groups(self) -> list[dict[str, Any]]:
+    def groups(self) -> list[JsonDict]:
         return list(self.raw.get("managedNodeGroups") or ())
 
     @property
@@ -46,7 +46,7 @@ class ClusterConfig:
         return is_default or "metrics-server" in self.addons
 
     @property
-    def identities(self) -> list[dict[str, Any]]:
+    def identities(self) -> list[JsonDict]:
         return list(at(self.raw, "iam.podIdentityAssociations") or ())
 
     @property
@@ -126,7 +126,7 @@ def _check(account: AwsAccount, config: ClusterConfig, refuse: Any) -> None:
                           f"CREATE_FAILED – MalformedPolicyDocument: {why}")
 
 
-def _check_group(config: ClusterConfig, group: dict[str, Any], path: str, refuse: Any) -> None:
+def _check_group(config: ClusterConfig, group: JsonDict, path: str, refuse: Any) -> None:
     desired, least, most = (group.get(name) for name in ("desiredCapacity", "minSize", "maxSize"))
     if desired is not None and least is not None and desired < least:
         raise refuse(f"{path}: cannot set desiredCapacity ({desired}) to less than minSize ({least})")

@@ -7,15 +7,16 @@ from uuid import uuid4
 from cloudsim.aws.account import NUMBER, AwsAccount, facts
 from cloudsim.aws.api import ApiError, Parameters, operation
 from embark.catalog import load_catalog
+from embark.values import JsonDict
 
 PLACEMENT_GROUP = "placement group"
 
 
-def machine_type(name: str) -> dict[str, Any] | None:
+def machine_type(name: str) -> JsonDict | None:
     """Return EC2's own description of a machine type."""
     from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-    found: dict[str, Any] | None = INSTANCE_TYPES.get(name)
+    found: JsonDict | None = INSTANCE_TYPES.get(name)
     return found
 
 
@@ -102,7 +103,7 @@ def run_instances(account: AwsAccount, region: str, given: Parameters) -> None:
 
 
 @operation("ec2.CreatePlacementGroup")
-def create_placement_group(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+def create_placement_group(account: AwsAccount, region: str, given: Parameters) -> JsonDict:
     name = given["GroupName"]
     if account.resources.find(PLACEMENT_GROUP, f"{region}/{name}"):
         raise ApiError("InvalidPlacementGroup.Duplicate", f"The Placement Group '{name}' already exists.")
@@ -113,7 +114,7 @@ def create_placement_group(account: AwsAccount, region: str, given: Parameters) 
 
 
 @operation("ec2.DescribePlacementGroups")
-def describe_placement_groups(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+def describe_placement_groups(account: AwsAccount, region: str, given: Parameters) -> JsonDict:
     found = {one.attributes["body"]["GroupName"]: one for one in account.resources.of_kind(PLACEMENT_GROUP)
              if one.location == region}
     for name in given.get("GroupNames") or ():
@@ -124,7 +125,7 @@ def describe_placement_groups(account: AwsAccount, region: str, given: Parameter
 
 
 @operation("ec2.DeletePlacementGroup")
-def delete_placement_group(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+def delete_placement_group(account: AwsAccount, region: str, given: Parameters) -> JsonDict:
     describe_placement_groups(account, region, {"GroupNames": [given["GroupName"]]})
     account.resources.remove(PLACEMENT_GROUP, f"{region}/{given['GroupName']}")
     return {}
@@ -149,7 +150,7 @@ def create_vpc_endpoint(account: AwsAccount, region: str, given: Parameters) -> 
 
 
 @operation("service-quotas.GetServiceQuota")
-def get_service_quota(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any] | None:
+def get_service_quota(account: AwsAccount, region: str, given: Parameters) -> JsonDict | None:
     if given["ServiceCode"] != "ec2":
         return None
     if given["QuotaCode"] not in account.quotas:
@@ -160,7 +161,7 @@ def get_service_quota(account: AwsAccount, region: str, given: Parameters) -> di
 
 
 @operation("service-quotas.RequestServiceQuotaIncrease")
-def request_quota(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+def request_quota(account: AwsAccount, region: str, given: Parameters) -> JsonDict:
     if given["ServiceCode"] != "ec2" or given["QuotaCode"] not in account.quotas:
         raise ApiError("NoSuchResourceException", "The specified quota does not exist in this region.")
     return {"RequestedQuota": {
@@ -180,7 +181,7 @@ def _check_image(ec2: Any, image: str) -> None:
         raise ApiError("InvalidAMIID.NotFound", f"The image id '[{image}]' does not exist")
 
 
-def _check_cards(name: str, cards: list[dict[str, Any]]) -> None:
+def _check_cards(name: str, cards: list[JsonDict]) -> None:
     network = (machine_type(name) or {})["NetworkInfo"]
     num_fabric = sum(str(one.get("InterfaceType", "")).startswith("efa") for one in cards)
     if num_fabric > network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0):

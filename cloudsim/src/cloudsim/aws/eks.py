@@ -16,6 +16,7 @@ from cloudsim.aws.network import Network
 from cloudsim.kubernetes.cloud import Manifest, NodePool, VolumeFacts
 from embark.formatting import to_one_line
 from embark.kubernetes.objects import at
+from embark.values import JsonDict, JsonMap
 
 NODE_ACTIONS = json.dumps({"Version": "2012-10-17", "Statement": [
     {"Effect": "Allow", "Action": list(PULL_ACTIONS), "Resource": "*"}]})
@@ -34,7 +35,7 @@ class EksCloud:
     network: Network
     addons: set[str]
     has_driver_role: bool = False  # The EBS driver may create disks.
-    identities: dict[tuple[str, str], dict[str, Any]] = field(default_factory=dict)
+    identities: dict[tuple[str, str], JsonDict] = field(default_factory=dict)
     """Maps namespace and service account to the association in the ClusterConfig."""
 
     def pull_error(self, image: str, pool: NodePool, namespace: str) -> str:
@@ -106,7 +107,7 @@ class EksCloud:
         return role_arn(f"eksctl-{self.name}-nodegroup-{pool.name}-NodeInstanceRole", "i-0node")
 
 
-def node_pool(group: Mapping[str, Any], *, cluster: str, region: str, zone: str) -> NodePool:
+def node_pool(group: JsonMap, *, cluster: str, region: str, zone: str) -> NodePool:
     """Return the machines of a node group as Kubernetes sees them."""
     name = str((group.get("instanceTypes") or [group.get("instanceType", "m5.large")])[0])
     found = machine_type(name) or {}
@@ -137,7 +138,7 @@ def node_pool(group: Mapping[str, Any], *, cluster: str, region: str, zone: str)
                     labels=labels, taints=taints, devices_after=devices, join_error=join_error)
 
 
-def _node_config(group: Mapping[str, Any]) -> tuple[Any, str]:
+def _node_config(group: JsonMap) -> tuple[Any, str]:
     """Return the NodeConfig of a node group's user data, and why nodeadm refuses it."""
     text = group.get("overrideBootstrapCommand")
     if not text:
@@ -154,7 +155,7 @@ def _node_config(group: Mapping[str, Any]) -> tuple[Any, str]:
     return config, ""
 
 
-def _allocatable(machine: Mapping[str, Any], disk_gib: float) -> dict[str, str]:
+def _allocatable(machine: JsonMap, disk_gib: float) -> dict[str, str]:
     rules = facts()["eks"]
     cpus, network = int(machine["VCpuInfo"]["DefaultVCpus"]), machine["NetworkInfo"]
     reserved, left = 0.0, cpus

@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass
-from typing import Any
 
 from cloudsim.account import AnsweredBy, Call
 from cloudsim.aws.account import HOME_REGION, NUMBER, AwsAccount, facts
@@ -20,6 +19,7 @@ from cloudsim.grammar import ParsedCommand, load_grammar
 from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.volumes import add_storage_class
 from cloudsim.state import Refusal
+from embark.values import JsonDict
 
 CREATE_S, GROUP_S, SCALE_S, DELETE_S = 900.0, 240.0, 120.0, 600.0
 STACK = "CloudFormation stack"
@@ -147,7 +147,7 @@ class Eksctl:
         return ClusterConfig(cluster.name, self._region(call, given), cluster.version,
                              {"availabilityZones": zones, "managedNodeGroups": [group]})
 
-    def _add_group(self, key: str, cluster: Cluster, config: ClusterConfig, group: dict[str, Any]) -> None:
+    def _add_group(self, key: str, cluster: Cluster, config: ClusterConfig, group: JsonDict) -> None:
         zones = group.get("availabilityZones") or config.zones
         network = _cloud(cluster).network
         for zone in zones:
@@ -289,7 +289,7 @@ def _cloud(cluster: Cluster) -> EksCloud:
     return cluster.cloud
 
 
-def _printed(rows: list[dict[str, Any]], given: ParsedCommand) -> str:
+def _printed(rows: list[JsonDict], given: ParsedCommand) -> str:
     if given["--output"] in ("json", "yaml"):
         return json.dumps(rows, indent=4) + "\n"
     return "".join("\t".join(map(str, row.values())) + "\n" for row in [{name: name for name in rows[0]}, *rows]) \

@@ -7,6 +7,7 @@ from uuid import uuid4
 from cloudsim.aws.account import NUMBER, AwsAccount, facts
 from cloudsim.aws.api import ApiError, Parameters, operation
 from cloudsim.state import Resource
+from embark.values import JsonDict
 
 FILE_SYSTEM, LINK, TASK = "FSx file system", "FSx data repository association", "FSx data repository task"
 # Seconds of the account's clock. Scripts look every 15 s; one that does not wait comes too early.
@@ -15,7 +16,7 @@ LNET_PORT = 988
 
 
 @operation("fsx.CreateFileSystem")
-def create_file_system(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+def create_file_system(account: AwsAccount, region: str, given: Parameters) -> JsonDict:
     token = given.get("ClientRequestToken")
     for one in file_systems(account, region):
         if token and one.attributes["token"] == token:
@@ -39,13 +40,13 @@ def create_file_system(account: AwsAccount, region: str, given: Parameters) -> d
 
 
 @operation("fsx.DescribeFileSystems")
-def describe_file_systems(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+def describe_file_systems(account: AwsAccount, region: str, given: Parameters) -> JsonDict:
     ids = given.get("FileSystemIds") or [one.name for one in file_systems(account, region)]
     return {"FileSystems": [_described(account, _file_system(account, region, one)) for one in ids]}
 
 
 @operation("fsx.DeleteFileSystem")
-def delete_file_system(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+def delete_file_system(account: AwsAccount, region: str, given: Parameters) -> JsonDict:
     """Begin a deletion. The network interfaces stay in their subnet until it is complete."""
     found = _file_system(account, region, given["FileSystemId"])
     if not account.resources.is_ready(found):
@@ -56,7 +57,7 @@ def delete_file_system(account: AwsAccount, region: str, given: Parameters) -> d
 
 
 @operation("fsx.CreateDataRepositoryAssociation")
-def create_association(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+def create_association(account: AwsAccount, region: str, given: Parameters) -> JsonDict:
     file_system = _available(account, region, given["FileSystemId"])
     if file_system.attributes["body"]["LustreConfiguration"].get("DeploymentType") in (None, "SCRATCH_1"):
         raise ApiError("UnsupportedOperation", "SCRATCH_1 file systems have no data repository associations.")
@@ -86,7 +87,7 @@ def create_association(account: AwsAccount, region: str, given: Parameters) -> d
 
 
 @operation("fsx.DescribeDataRepositoryAssociations")
-def describe_associations(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+def describe_associations(account: AwsAccount, region: str, given: Parameters) -> JsonDict:
     _forget_deleted(account)
     wanted = {row["Name"]: row["Values"] for row in given.get("Filters") or ()}
     found = [one for one in account.resources.of_kind(LINK) if one.location == region
@@ -99,7 +100,7 @@ def describe_associations(account: AwsAccount, region: str, given: Parameters) -
 
 
 @operation("fsx.DeleteDataRepositoryAssociation")
-def delete_association(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+def delete_association(account: AwsAccount, region: str, given: Parameters) -> JsonDict:
     name = given["AssociationId"]
     describe_associations(account, region, {"AssociationIds": [name]})
     found = account.resources.find(LINK, name)
@@ -110,7 +111,7 @@ def delete_association(account: AwsAccount, region: str, given: Parameters) -> d
 
 
 @operation("fsx.CreateDataRepositoryTask")
-def create_task(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+def create_task(account: AwsAccount, region: str, given: Parameters) -> JsonDict:
     file_system = _available(account, region, given["FileSystemId"])
     if any(not account.resources.is_ready(one) for one in account.resources.of_kind(TASK)
            if one.attributes["file_system"] == file_system.name):
@@ -126,7 +127,7 @@ def create_task(account: AwsAccount, region: str, given: Parameters) -> dict[str
 
 
 @operation("fsx.DescribeDataRepositoryTasks")
-def describe_tasks(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+def describe_tasks(account: AwsAccount, region: str, given: Parameters) -> JsonDict:
     found = [one for one in account.resources.of_kind(TASK) if one.location == region]
     for name in given.get("TaskIds") or ():
         if name not in {one.name for one in found}:
@@ -153,7 +154,7 @@ def folder_of(account: AwsAccount, file_system: Resource) -> Path:
     return folder
 
 
-def _check_lustre(lustre: dict[str, Any], capacity_gib: int | None) -> None:
+def _check_lustre(lustre: JsonDict, capacity_gib: int | None) -> None:
     kind, throughput = lustre.get("DeploymentType", "SCRATCH_1"), lustre.get("PerUnitStorageThroughput")
     speeds = facts()["fsx"]["throughputs"].get(kind, [])
     if speeds and throughput not in speeds:
@@ -237,7 +238,7 @@ def _settle(account: AwsAccount, task: Resource) -> None:
         _import(account, task.attributes["file_system"], covering[0], path)
 
 
-def _import(account: AwsAccount, file_system: str, link: dict[str, Any], path: str) -> None:
+def _import(account: AwsAccount, file_system: str, link: JsonDict, path: str) -> None:
     bucket, _, prefix = path.removeprefix("s3://").rstrip("/").partition("/")
     root = link["DataRepositoryPath"].removeprefix("s3://").rstrip("/").partition("/")[2]
     folder = account.folder / "fsx" / file_system / link["FileSystemPath"].strip("/")
@@ -251,7 +252,7 @@ def _import(account: AwsAccount, file_system: str, link: dict[str, Any], path: s
             target.write_bytes(client.get_object(Bucket=bucket, Key=key)["Body"].read())
 
 
-def _described(account: AwsAccount, resource: Resource) -> dict[str, Any]:
+def _described(account: AwsAccount, resource: Resource) -> JsonDict:
     body = dict(resource.attributes["body"])
     body["Lifecycle"] = "AVAILABLE" if account.resources.is_ready(resource) else "CREATING"
     if resource.kind == TASK:

@@ -1,12 +1,11 @@
 """Evaluates the policies of roles, including Amazon's own."""
 
 import json
-from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from cloudsim.aws.account import NUMBER, AwsAccount
 from cloudsim.aws.api import ApiError, Parameters, operation
+from embark.values import JsonDict, JsonMap
 
 POLICY_VERSIONS = ("2012-10-17", "2008-10-17")
 ARN_PARTS = 6
@@ -35,7 +34,7 @@ def add_amazon_policy(account: AwsAccount, arn: str) -> None:
     known[arn] = found
 
 
-def policy_error(policy: Mapping[str, Any]) -> str:
+def policy_error(policy: JsonMap) -> str:
     """Return why IAM refuses a policy, or an empty text."""
     if str(policy.get("Version", POLICY_VERSIONS[0])) not in POLICY_VERSIONS:
         return "Policy document must be version 2012-10-17 or greater."
@@ -97,8 +96,8 @@ def bucket_error(account: AwsAccount, uri: str, documents: list[str], who: str, 
 
 
 @cache
-def _amazon_policies() -> dict[str, dict[str, Any]]:
+def _amazon_policies() -> dict[str, JsonDict]:
     from moto.iam.aws_managed_policies import aws_managed_policies_data
 
-    loaded: dict[str, dict[str, Any]] = json.loads(aws_managed_policies_data)
+    loaded: dict[str, JsonDict] = json.loads(aws_managed_policies_data)
     return loaded

@@ -1,8 +1,6 @@
 """SageMaker endpoints: what SageMaker refuses, and the server behind one. moto keeps models and configurations."""
 
 import io
-from collections.abc import Mapping
-from typing import Any
 
 from moto.sagemaker.models import FakeEndpointConfig
 
@@ -14,6 +12,7 @@ from cloudsim.aws.iam import bucket_error, role_arn, role_documents
 from cloudsim.state import Resource
 from embark.rehearse.running_servers import EndpointServer
 from embark.render.targets.endpoints import ARTIFACT
+from embark.values import JsonDict, JsonMap
 
 ENDPOINT = "SageMaker endpoint"
 TAKES_S = 300.0
@@ -49,7 +48,7 @@ def create_endpoint_config(account: AwsAccount, region: str, given: Parameters) 
 
 
 @operation("sagemaker.CreateEndpoint")
-def create_endpoint(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+def create_endpoint(account: AwsAccount, region: str, given: Parameters) -> JsonDict:
     name, moto = given["EndpointName"], account.backends("sagemaker")[region]
     if name in moto.endpoints:
         raise refuse(f'Cannot create already existing endpoint "{moto.endpoints[name].arn}".')
@@ -63,7 +62,7 @@ def create_endpoint(account: AwsAccount, region: str, given: Parameters) -> dict
 
 
 @operation("sagemaker.UpdateEndpoint")
-def update_endpoint(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+def update_endpoint(account: AwsAccount, region: str, given: Parameters) -> JsonDict:
     """Replace the machines of an endpoint. If the new ones do not answer, the old ones stay."""
     found, moto = _find(account, region, given), account.backends("sagemaker")[region]
     endpoint, server = moto.endpoints[given["EndpointName"]], _start(account, region, given)
@@ -78,7 +77,7 @@ def update_endpoint(account: AwsAccount, region: str, given: Parameters) -> dict
 
 
 @operation("sagemaker.DescribeEndpoint")
-def describe_endpoint(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any] | None:
+def describe_endpoint(account: AwsAccount, region: str, given: Parameters) -> JsonDict | None:
     endpoint = account.backends("sagemaker")[region].endpoints.get(given["EndpointName"])
     if endpoint is None or account.resources.is_ready(_find(account, region, given)):
         return None
@@ -102,7 +101,7 @@ def register_target(account: AwsAccount, region: str, given: Parameters) -> None
 
 
 @operation("sagemaker-runtime.InvokeEndpoint")
-def invoke_endpoint(account: AwsAccount, region: str, given: Parameters) -> dict[str, Any]:
+def invoke_endpoint(account: AwsAccount, region: str, given: Parameters) -> JsonDict:
     found = _find(account, region, given)
     if isinstance(found.attributes["server"], str) or not account.resources.is_ready(found):
         raise refuse(f"Endpoint {given['EndpointName']} of account {NUMBER} is not in service.", "ValidationError")
@@ -112,7 +111,7 @@ def invoke_endpoint(account: AwsAccount, region: str, given: Parameters) -> dict
     return {"Body": io.BytesIO(text.encode()), "ContentType": "application/json", "InvokedProductionVariant": "all"}
 
 
-def _find(account: AwsAccount, region: str, given: Mapping[str, Any]) -> Resource:
+def _find(account: AwsAccount, region: str, given: JsonMap) -> Resource:
     found = account.resources.find(ENDPOINT, f"{region}/{given['EndpointName']}")
     if found is None:
         raise refuse(f'Could not find endpoint "arn:aws:sagemaker:{region}:{NUMBER}:endpoint/{given["EndpointName"]}".')

@@ -2,13 +2,13 @@
 
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cloudsim.account import Account
 from cloudsim.azure.facts import FACTS, MachineType, families, machine_type
 from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal, Resource
+from embark.values import JsonDict, frozen
 
 SUBSCRIPTION = "11111111-2222-4333-8444-555555555555"
 GROUP = "Microsoft.Resources/resourceGroups"
@@ -17,7 +17,7 @@ VM = "Microsoft.Compute/virtualMachines"
 NOT_FOUND = 3  # az's exit code for HTTP 404.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RoleAssignment:
     """A role of a principal on a scope and everything below it."""
 
@@ -174,7 +174,7 @@ class Subscription:
                            "aka.ms/deletesubnet.")
         return Refusal(f"(ResourceInUse) {kind} {name} is in use by {self.id_of(user)} and cannot be deleted.")
 
-    def view(self, resource: Resource) -> dict[str, Any]:
+    def view(self, resource: Resource) -> JsonDict:
         """Return a resource as `show` prints it."""
         is_ready = self.resources.is_ready(resource)
         state = "Succeeded" if is_ready else "Deleting" if "gone_at" in resource.attributes else "Creating"

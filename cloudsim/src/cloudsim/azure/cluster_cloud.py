@@ -10,6 +10,7 @@ from cloudsim.azure.identities import AUDIENCE, IDENTITY
 from cloudsim.azure.storage import ACCOUNT, pull_error
 from cloudsim.kubernetes.cloud import Manifest, NodePool, VolumeFacts
 from cloudsim.state import Resource
+from embark.values import JsonDict
 
 LABEL = "azure.workload.identity/use"
 ANNOTATION = "azure.workload.identity/client-id"
@@ -24,8 +25,8 @@ class AksCloud:
         self._disks: set[str] = set()
 
     @property
-    def body(self) -> dict[str, Any]:
-        found: dict[str, Any] = self.resource.attributes["body"]
+    def body(self) -> JsonDict:
+        found: JsonDict = self.resource.attributes["body"]
         return found
 
     def pull_error(self, image: str, pool: NodePool, namespace: str) -> str:

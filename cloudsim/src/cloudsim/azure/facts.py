@@ -1,13 +1,14 @@
 """Facts about Azure: facts.toml, and the machine types of the catalog."""
 
-from dataclasses import dataclass
+
 from fnmatch import fnmatchcase
 
 from cloudsim.state import load_facts
 from embark.catalog import load_catalog
+from embark.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class MachineType:
     """A size of virtual machines."""
 

@@ -13,6 +13,7 @@ from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal, Resource, schema_error
 from embark.rehearse.running_servers import Deployments
 from embark.render.targets.endpoints import ARTIFACT
+from embark.values import JsonDict
 
 WORKSPACE = "Microsoft.MachineLearningServices/workspaces"
 ENDPOINT = f"{WORKSPACE}/onlineEndpoints"
@@ -26,8 +27,8 @@ def create_workspace(azure: Subscription, command: ParsedCommand) -> Any:
         command, WORKSPACE, group, name, location=azure.location(command, group), takes_s=90.0))
 
 
-def _read(command: ParsedCommand) -> dict[str, Any]:
-    document: dict[str, Any] = yaml.safe_load(command.call.read(command.text("--file")))
+def _read(command: ParsedCommand) -> JsonDict:
+    document: JsonDict = yaml.safe_load(command.call.read(command.text("--file")))
     if why := schema_error("azure/azureml.json", document):
         raise Refusal(f"Error: Validation for the YAML file {command.text('--file')} failed: {why}")
     return document

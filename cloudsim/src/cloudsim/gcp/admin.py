@@ -7,6 +7,7 @@ import yaml
 
 from cloudsim.gcp.project import Invocation, Project, facts, quota_key
 from embark.catalog import load_catalog
+from embark.values import JsonDict
 
 TOKEN = "ya29.stand-in"
 BILLING = "billingAccounts/000000-AAAAAA-BBBBBB"
@@ -49,11 +50,11 @@ def _enable(project: Project, command: Invocation) -> None:
         project.enable(name)
 
 
-def _services(project: Project, _: Invocation) -> list[dict[str, Any]]:
+def _services(project: Project, _: Invocation) -> list[JsonDict]:
     return [{"config": {"name": f"{name}.googleapis.com"}, "state": "ENABLED"} for name in sorted(project.services)]
 
 
-def _project(project: Project, command: Invocation) -> dict[str, Any]:
+def _project(project: Project, command: Invocation) -> JsonDict:
     if command.name("PROJECT_ID_OR_NUMBER") not in (project.id, project.number):
         command.fail("The caller does not have permission")
     return {"projectId": project.id, "projectNumber": project.number, "lifecycleState": "ACTIVE", "name": project.id}
@@ -76,7 +77,7 @@ def _create_account(project: Project, command: Invocation) -> None:
     project.resources.add("service account", email)
 
 
-def _account(project: Project, command: Invocation) -> dict[str, Any]:
+def _account(project: Project, command: Invocation) -> JsonDict:
     email = command.name("SERVICE_ACCOUNT")
     if project.resources.find("service account", email) is None and email != project.compute_account:
         command.fail(f"NOT_FOUND: Unknown service account: {email}")
@@ -91,7 +92,7 @@ def _bind_account(project: Project, command: Invocation) -> None:
 # billing
 
 
-def _billing(project: Project, command: Invocation) -> dict[str, Any]:
+def _billing(project: Project, command: Invocation) -> JsonDict:
     if command.name("PROJECT_ID") != project.id:
         command.fail("PERMISSION_DENIED: The caller does not have permission")
     return {"billingAccountName": BILLING, "billingEnabled": True, "projectId": project.id}
@@ -115,7 +116,7 @@ def _create_budget(project: Project, command: Invocation) -> None:
     project.resources.add("budget", f"{name}-{number}", display_name=name)
 
 
-def _budgets(project: Project, command: Invocation) -> list[dict[str, Any]]:
+def _budgets(project: Project, command: Invocation) -> list[JsonDict]:
     _check_billing(command)
     return [{"name": f"{BILLING}/budgets/{one.name}", "displayName": one.attributes["display_name"]}
             for one in project.resources.of_kind("budget")]
@@ -131,13 +132,13 @@ def _delete_budget(project: Project, command: Invocation) -> None:
 # quotas
 
 
-def _quota_infos(project: Project, command: Invocation) -> list[dict[str, Any]]:
+def _quota_infos(project: Project, command: Invocation) -> list[JsonDict]:
     service = command.text("--service")
     if service.removesuffix(".googleapis.com") not in facts()["services"]["known"]:
         command.fail(f"PERMISSION_DENIED: Not found or permission denied for service(s): {service}.")
     locations = [*facts()["zones"], *(f"{region}-{letter}" for region, letters in facts()["zones"].items()
                                    for letter in letters)]
-    rows: dict[str, dict[str, Any]] = {}
+    rows: dict[str, JsonDict] = {}
     for quota in load_catalog().quotas.values():
         for name, code in ((quota.on_demand, quota.on_demand_code), (quota.spot, quota.spot_code)):
             if quota.cloud != "gcp" or not name or (quota.service or name.partition("/")[0]) != service:
@@ -198,9 +199,9 @@ def _delete_named(kind: str, key: str) -> Any:
     return delete
 
 
-def _logins(project: Project, command: Invocation) -> list[dict[str, Any]]:
+def _logins(project: Project, command: Invocation) -> list[JsonDict]:
     return [{"account": "owner@example.com", "status": "ACTIVE"}]
 
 
-def _projects(project: Project, command: Invocation) -> list[dict[str, Any]]:
+def _projects(project: Project, command: Invocation) -> list[JsonDict]:
     return [{"projectId": project.id, "projectNumber": project.number}]

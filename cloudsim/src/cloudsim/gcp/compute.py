@@ -8,6 +8,7 @@ from cloudsim.gcp import machines
 from cloudsim.gcp.project import Invocation, Project, facts, quota_key
 from cloudsim.state import Key, Resource
 from embark.catalog import load_catalog
+from embark.values import JsonDict
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?")
 
@@ -188,7 +189,7 @@ def _create_instance(project: Project, command: Invocation) -> None:
             service_account=command.text("--service-account") or project.compute_account)
 
 
-def _show_instance(project: Project, one: Resource) -> dict[str, Any]:
+def _show_instance(project: Project, one: Resource) -> JsonDict:
     name = one.name.rpartition("/")[2]
     return {"name": name, "id": str(abs(hash(one.name)) % 10**18), "status": one.attributes["status"],
             "zone": f"https://www.googleapis.com/compute/v1/{project.path}/zones/{one.location}",
@@ -247,13 +248,13 @@ def _scp(project: Project, command: Invocation) -> str:
     return ""
 
 
-def _region(project: Project, command: Invocation) -> dict[str, Any]:
+def _region(project: Project, command: Invocation) -> JsonDict:
     if command.name() not in facts()["zones"]:
         missing(project, command, "regions", command.name())
     return {"name": command.name(), "quotas": _quotas(project, is_global=False)}
 
 
-def _quotas(project: Project, *, is_global: bool) -> list[dict[str, Any]]:
+def _quotas(project: Project, *, is_global: bool) -> list[JsonDict]:
     names = {name for quota in load_catalog().quotas.values() if quota.cloud == "gcp"
              for name in (quota.also if is_global else (quota.on_demand, quota.spot)) if name and "," not in name}
     return [{"metric": name, "limit": project.quota(name), "usage": 0.0} for name in sorted(names)]
@@ -270,7 +271,7 @@ def _delete(kind: str, collection: str, location: str = "") -> Any:
 
 
 def _describe(kind: str, collection: str, location: str = "") -> Any:
-    def describe(project: Project, command: Invocation) -> dict[str, Any]:
+    def describe(project: Project, command: Invocation) -> JsonDict:
         where = region_of(project, command) if location else ""
         found = need(project, command, kind, collection, command.name(), where)
         return {"name": command.name(), "selfLink": link(project, collection, command.name(), where),
@@ -279,11 +280,11 @@ def _describe(kind: str, collection: str, location: str = "") -> Any:
     return describe
 
 
-def _machine_types(project: Project, _: Invocation) -> list[dict[str, Any]]:
+def _machine_types(project: Project, _: Invocation) -> list[JsonDict]:
     names = {one.machine_type for one in load_catalog().machines.values() if one.cloud == "gcp" and one.machine_type}
     zones = [f"{region}-{letter}" for region, letters in facts()["zones"].items() for letter in letters]
     return [{"name": name, "zone": zone} for name in sorted(names) for zone in zones if project.is_sold(name, zone)]
 
 
-def _global_quotas(project: Project, command: Invocation) -> dict[str, Any]:
+def _global_quotas(project: Project, command: Invocation) -> JsonDict:
     return {"name": project.id, "quotas": _quotas(project, is_global=True)}

@@ -15,6 +15,7 @@ from cloudsim.kubernetes.validation import label_error
 from cloudsim.kubernetes.volumes import add_storage_class
 from cloudsim.state import Key, Resource
 from embark.catalog import load_catalog
+from embark.values import JsonDict
 
 MAX_CLUSTER_NAME = 40
 GPU_TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
@@ -152,7 +153,7 @@ def _create_pool(project: Project, command: Invocation) -> None:
     labels = {key: value for pair in command.pairs("--node-labels") for key, value in pair.items()}
     if command.has("--spot"):
         labels["cloud.google.com/gke-spot"] = "true"
-    more: dict[str, Any] = {**_devices(project, command, machine_type, labels),
+    more: JsonDict = {**_devices(project, command, machine_type, labels),
                             "networks": _networks(project, command, cluster)}
     if command.has("--enable-autoscaling"):
         most = command.text("--total-max-nodes") or command.text("--max-nodes") or "0"
@@ -166,7 +167,7 @@ def _create_pool(project: Project, command: Invocation) -> None:
         project.account.clock.advance(facts()["takes_s"]["node_pool"])
 
 
-def _devices(project: Project, command: Invocation, machine_type: str, labels: dict[str, str]) -> dict[str, Any]:
+def _devices(project: Project, command: Invocation, machine_type: str, labels: dict[str, str]) -> JsonDict:
     """Return the GPUs or TPUs of a pool: what its nodes offer, their label, their taint and the quota they take."""
     machines = project.machines(machine_type)
     if not machines:
@@ -217,7 +218,7 @@ def _pool(project: Project, command: Invocation, name: str = "") -> Resource:
     return found
 
 
-def _show_pool(project: Project, one: Resource) -> dict[str, Any]:
+def _show_pool(project: Project, one: Resource) -> JsonDict:
     kube = project.account.clusters[one.name.rpartition("/")[0]]
     return {"name": one.attributes["pool"], "status": "RUNNING", "locations": one.attributes["zones"],
             "config": {"machineType": one.attributes["machine_type"]},
@@ -277,7 +278,7 @@ def _credentials(project: Project, command: Invocation) -> None:
     project.account.context = found.name
 
 
-def _show_cluster(project: Project, one: Resource) -> dict[str, Any]:
+def _show_cluster(project: Project, one: Resource) -> JsonDict:
     return {"name": one.name.partition("/")[2], "location": one.location, "status": "RUNNING",
             "network": one.attributes["network"],
             "workloadIdentityConfig": {"workloadPool": one.attributes["workload_pool"]}}
@@ -287,6 +288,6 @@ def _named(project: Project, command: Invocation) -> Resource:
     return _find(project, command, command.name())
 
 
-def _pools(project: Project, command: Invocation) -> list[dict[str, Any]]:
+def _pools(project: Project, command: Invocation) -> list[JsonDict]:
     cluster = _find(project, command, command.text("--cluster"))
     return [_show_pool(project, one) for one in project.resources.of_kind("node pool") if cluster.key in one.uses]

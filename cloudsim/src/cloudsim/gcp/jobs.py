@@ -2,8 +2,6 @@
 
 import base64
 import re
-from collections.abc import Mapping
-from typing import Any
 
 import yaml
 
@@ -16,6 +14,7 @@ from embark.catalog import load_catalog
 from embark.render.command import SPEC_PATH, SPEC_VARIABLE, WRITE_SPEC, WRITTEN_SPEC_PATH
 from embark.render.targets.vertex import ACCELERATORS
 from embark.spec.load import parse_spec
+from embark.values import JsonDict, JsonMap
 
 # Vertex AI
 
@@ -36,7 +35,7 @@ def _create_job(project: Project, command: Invocation) -> str:
            f"your job with the command\n\n  $ gcloud ai custom-jobs describe {name}\n"
 
 
-def submit(project: Project, region: str, title: str, spec: Mapping[str, Any], account: str,
+def submit(project: Project, region: str, title: str, spec: JsonMap, account: str,
            command: Invocation) -> str:
     if why := schema_error("gcp/vertex_job.json", spec):
         command.fail(f"INVALID_ARGUMENT: Invalid value at 'custom_job.job_spec': {why}")
@@ -58,7 +57,7 @@ def submit(project: Project, region: str, title: str, spec: Mapping[str, Any], a
     return name
 
 
-def _check_pool(project: Project, command: Invocation, region: str, number: int, pool: Mapping[str, Any]
+def _check_pool(project: Project, command: Invocation, region: str, number: int, pool: JsonMap
                 ) -> dict[str, float]:
     where = f"job_spec.worker_pool_specs[{number}]"
     machine = pool.get("machineSpec") or {}
@@ -126,7 +125,7 @@ def _run(project: Project, found: Resource) -> tuple[str, str]:
     return ("JOB_STATE_SUCCEEDED", logs) if done.is_ok else ("JOB_STATE_FAILED", f"{logs}{done.sentence}\n")
 
 
-def _show_job(project: Project, one: Resource) -> dict[str, Any]:
+def _show_job(project: Project, one: Resource) -> JsonDict:
     _advance(project, one)
     return {"name": one.name, "displayName": one.attributes["title"], "state": one.attributes["state"],
             "jobSpec": one.attributes["spec"]}
@@ -195,7 +194,7 @@ def _request(project: Project, command: Invocation) -> Resource:
     return found
 
 
-def _show_request(project: Project, one: Resource) -> dict[str, Any]:
+def _show_request(project: Project, one: Resource) -> JsonDict:
     state = "ACTIVE" if project.resources.is_ready(one) else "WAITING_FOR_RESOURCES"
     return {"name": f"{project.path}/locations/{one.location}/queuedResources/{one.name.partition('/')[2]}",
             "state": {"state": state}, "tpu": {"nodeSpec": [{"nodeId": node} for node in one.attributes["nodes"]]}}
@@ -240,13 +239,13 @@ def _train_slice(project: Project, command: Invocation, found: Resource, node: s
     return "".join(done.logs.values())
 
 
-def _accelerator_types(project: Project, command: Invocation) -> list[dict[str, Any]]:
+def _accelerator_types(project: Project, command: Invocation) -> list[JsonDict]:
     zone = command.location("--zone")
     return [{"name": f"projects/{project.id}/locations/{zone}/acceleratorTypes/{one.name}", "type": one.name}
             for one in load_catalog().machines.values()
             if one.gpu.kind == "tpu" and project.is_sold(one.machine_type or one.name, zone)]
 
 
-def _jobs(project: Project, command: Invocation) -> list[dict[str, Any]]:
+def _jobs(project: Project, command: Invocation) -> list[JsonDict]:
     return [_show_job(project, one) for one in project.resources.of_kind("custom job")
             if one.location == command.location("--region")]

@@ -2,7 +2,6 @@
 
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from cloudsim.account import Call
@@ -12,9 +11,10 @@ from cloudsim.gcp.registry import pull_error
 from cloudsim.machine import CLOUD_CONFIG, FunctionProgram, MachineDocker, first_start
 from cloudsim.state import Refusal, Resource
 from embark.spec.load import parse_spec
+from embark.values import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Service:
     """The program that a machine runs after its first start, or why it runs none."""
 
@@ -37,7 +37,7 @@ def boot(project: Project, name: str, metadata: Mapping[str, str], service_accou
     return Service(start.words, start.spec, start.trouble)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Rights:
     """The rights that a machine has by its service account."""
 

@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from cloudsim.state import Refusal
+from embark.values import JsonDict, JsonMap
 
 _KEY = re.compile(r"([\w-]+)|\[(\d*)\]|\.")
 _TERM = re.compile(r"(?P<not>-|NOT )?(?P<key>[\w.\[\]-]+)(?P<op>!=|>=|<=|[=:~<>])(?P<value>\"[^\"]*\"|'[^']*'|\S*)")
@@ -94,7 +95,7 @@ def _get(row: Any, key: str) -> Any:
     return row
 
 
-def _with(row: Mapping[str, Any], key: str, item: Any) -> dict[str, Any]:
+def _with(row: JsonMap, key: str, item: Any) -> JsonDict:
     first, _, rest = key.partition(".")
     return {**row, first: _with(row.get(first) or {}, rest, item) if rest else item}
 

@@ -11,11 +11,12 @@ from cloudsim.grammar import ParsedCommand
 from cloudsim.state import Refusal, Resource, Resources, load_facts
 from embark.catalog import Machine, Quota, load_catalog
 from embark.catalog.regions import is_sold_in
+from embark.values import JsonDict, frozen
 
 QUOTA = 1024.0  # The limit of every quota that a test does not set.
 
 
-def facts() -> dict[str, Any]:
+def facts() -> JsonDict:
     return load_facts("gcp/facts.toml")
 
 
@@ -140,7 +141,7 @@ class Project:
         return sum(used)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Invocation:
     """A command with its flags, and gcloud's way to fail."""
 
@@ -189,12 +190,12 @@ def described(find: Any, show: Any) -> Any:
 
 def listed(kind: str, show: Any) -> Any:
     """Make the answer that lists the resources of a kind, of one location if the command names one."""
-    def answer(project: Project, command: Invocation) -> list[dict[str, Any]]:
+    def answer(project: Project, command: Invocation) -> list[JsonDict]:
         location = command.text("--location") or command.text("--zone") or command.text("--region")
         return [show(project, one) for one in project.resources.of_kind(kind) if location in ("", "-", one.location)]
 
     return answer
 
 
-def name_of(project: Project, one: Resource) -> dict[str, Any]:
+def name_of(project: Project, one: Resource) -> JsonDict:
     return {"name": one.name}

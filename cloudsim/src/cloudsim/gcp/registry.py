@@ -1,10 +1,10 @@
 """Artifact Registry: repositories, docker logins, and who may pull an image."""
 
-from typing import Any
 
 from cloudsim.gcp.admin import TOKEN
 from cloudsim.gcp.project import Invocation, Project, facts
 from cloudsim.state import Resource
+from embark.values import JsonDict
 
 
 def repository_path(project: Project, location: str, name: str) -> str:
@@ -30,7 +30,7 @@ def _repository(project: Project, command: Invocation) -> Resource:
     return found
 
 
-def _show_repository(project: Project, one: Resource) -> dict[str, Any]:
+def _show_repository(project: Project, one: Resource) -> JsonDict:
     name = one.name.partition("/")[2]
     return {"name": repository_path(project, one.location, name), "format": str(one.attributes["format"]).upper()}
 
@@ -98,7 +98,7 @@ class ArtifactRegistry:
         return ""
 
 
-def _images(project: Project, command: Invocation) -> list[dict[str, Any]]:
+def _images(project: Project, command: Invocation) -> list[JsonDict]:
     start = command.name("IMAGE_PATH")
     return [{"package": name.rpartition(":")[0], "tags": name.rpartition(":")[2], "version": digest}
             for name, digest in project.account.images.pushed.items() if name.startswith(start)]

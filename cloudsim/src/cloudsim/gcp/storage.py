@@ -8,6 +8,7 @@ from typing import Any
 from cloudsim.gcp import compute, object_store
 from cloudsim.gcp.project import Invocation, Project, facts
 from cloudsim.state import Resource
+from embark.values import JsonDict
 
 BUCKET = re.compile(r"[a-z0-9]([a-z0-9._-]{1,61})[a-z0-9]")
 PLACEHOLDERS = ("embark-example", "your-bucket", "example", "test", "data", "bucket")  # Names in use elsewhere.
@@ -49,7 +50,7 @@ def _bucket(project: Project, command: Invocation) -> Resource:
     return bucket_of(project, command, command.name("URL"))
 
 
-def _show_bucket(project: Project, found: Resource) -> dict[str, Any]:
+def _show_bucket(project: Project, found: Resource) -> JsonDict:
     return {"name": found.name, "location": found.location.upper(), "storage_url": f"gs://{found.name}/",
             "uniform_bucket_level_access": True}
 
@@ -68,7 +69,7 @@ def _unbind(project: Project, command: Invocation) -> None:
     held.discard(row)
 
 
-def _policy(project: Project, command: Invocation) -> dict[str, Any]:
+def _policy(project: Project, command: Invocation) -> JsonDict:
     found = _bucket(project, command)
     held = sorted(project.policies.get(f"buckets/{found.name}", set()))
     return {"bindings": [{"role": role, "members": [member]} for role, member in held]}
@@ -218,7 +219,7 @@ def _create_system(project: Project, command: Invocation, kind: str, location: s
     return ""
 
 
-def _show_filestore(project: Project, one: Resource) -> dict[str, Any]:
+def _show_filestore(project: Project, one: Resource) -> JsonDict:
     ready = project.resources.is_ready(one)
     return {"name": f"{project.path}/locations/{one.location}/instances/{one.name.partition('/')[2]}",
             "tier": one.attributes["tier"], "state": "READY" if ready else "CREATING",
@@ -247,7 +248,7 @@ def _create_lustre(project: Project, command: Invocation) -> str:
                           share=command.text("--filesystem"), subnet="10.92")
 
 
-def _show_lustre(project: Project, one: Resource) -> dict[str, Any]:
+def _show_lustre(project: Project, one: Resource) -> JsonDict:
     return {"name": f"{project.path}/locations/{one.location}/instances/{one.name.partition('/')[2]}",
             "state": "ACTIVE" if project.resources.is_ready(one) else "CREATING",
             "mountPoint": f"{one.attributes['address']}@tcp:/{one.attributes['share']}"}
@@ -280,5 +281,5 @@ def volume_folder(project: Project, found: Resource) -> Path:
     return project.account.folder / "volumes" / found.kind / found.name.replace("/", "-")
 
 
-def _show_peering(project: Project, one: Resource) -> dict[str, Any]:
+def _show_peering(project: Project, one: Resource) -> JsonDict:
     return {"network": one.name}

@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from functools import cache
-from typing import Any
 
 import kubernetes_validate
 from kubernetes_validate import utils
@@ -16,6 +15,7 @@ from cloudsim.state import Refusal
 from embark.kubernetes.objects import Objects, at, name_of, rows
 from embark.kubernetes.pods import pod_specs
 from embark.rehearse.workload import make_workload
+from embark.values import JsonMap
 
 utils.schema_contents = cache(utils.schema_contents)  # It would read megabytes for each object.
 REHEARSED = ("Job", "JobSet", "TrainJob", "PyTorchJob")
@@ -173,7 +173,7 @@ def _configured_devices(config: object) -> list[str]:
 
 
 def install(cluster: Cluster, release: Release, namespace: str, *, owner: Mapping[str, str] | None = None,
-            values: Mapping[str, Any] | None = None) -> list[str]:
+            values: JsonMap | None = None) -> list[str]:
     """Install a release with the values of its chart, and return the lines that `kubectl apply` prints."""
     if release.needs_kind and not any(kind.key == release.needs_kind for kind in cluster.kinds()):
         raise Refusal(f'error: resource mapping not found: no matches for kind "{release.needs_kind}"\nensure CRDs '
@@ -189,7 +189,7 @@ def install(cluster: Cluster, release: Release, namespace: str, *, owner: Mappin
     for kind_name, name in release.workloads:
         if name in release.switches and at(values, release.switches[name]) is False:
             continue
-        tolerations: Sequence[Mapping[str, Any]] = ANY_TAINT
+        tolerations: Sequence[JsonMap] = ANY_TAINT
         if path := release.tolerations.get(name):
             given = at(values, path)
             tolerations = [{"key": key, "operator": "Exists"} for key in release.tolerated] if given is None \

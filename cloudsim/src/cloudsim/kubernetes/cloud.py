@@ -1,14 +1,16 @@
 """The interface between a cluster and its cloud: identities of pods, access, images and volumes."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-Manifest = Mapping[str, Any]
+from embark.values import JsonMap, frozen
+
+Manifest = JsonMap
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class VolumeFacts:
     """A file system behind a PersistentVolume, as a node would mount it."""
 
@@ -20,7 +22,7 @@ class VolumeFacts:
     fetches: bool = False  # Files of a bucket take their space when they are first read.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NodePool:
     """The machines of one kind in a cluster."""
 

@@ -11,19 +11,20 @@ from cloudsim.state import Clock, Refusal
 from embark.kubernetes.objects import at, name_of, namespace_of, quantity
 from embark.kubernetes.pods import Pod
 from embark.rehearse.running_servers import Servers
+from embark.values import JsonDict, JsonMap, frozen
 
-Object = dict[str, Any]
+Object = JsonDict
 ObjectKey = tuple[str, str, str]  # Kind, namespace (empty for kinds without one) and name.
 NODE_S = 90.0  # Time from the request for a machine to a node that is ready.
 ANY_TAINT = ({"operator": "Exists"},)
 NAMESPACES = ("default", "kube-system", "kube-public", "kube-node-lease")
 
 
-def labels_of(thing: Mapping[str, Any] | None) -> dict[str, str]:
+def labels_of(thing: JsonMap | None) -> dict[str, str]:
     return at(thing, "metadata.labels") or {}
 
 
-def annotations_of(thing: Mapping[str, Any]) -> dict[str, str]:
+def annotations_of(thing: JsonMap) -> dict[str, str]:
     return at(thing, "metadata.annotations") or {}
 
 
@@ -36,7 +37,7 @@ class Node:
     ready_at: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Event:
     """An event that `kubectl get events` and `describe` show."""
 
@@ -49,7 +50,7 @@ class Event:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Outcome:
     """The result of a job's programs."""
 
@@ -151,7 +152,7 @@ class Cluster:
     def kinds(self) -> list[ObjectKind]:
         return [*builtin_kinds(), *(kind for release in self.releases.values() for kind in release.kinds)]
 
-    def kind_of(self, thing: Mapping[str, Any], origin: str = "manifest") -> ObjectKind:
+    def kind_of(self, thing: JsonMap, origin: str = "manifest") -> ObjectKind:
         version, kind = str(thing.get("apiVersion") or ""), str(thing.get("kind") or "")
         group, _, number = version.rpartition("/")
         for known in self.kinds():
@@ -192,7 +193,7 @@ class Cluster:
         self.add_controller("DaemonSet", name, namespace, takes_s, labels, tolerations=ANY_TAINT if tolerates else ())
 
     def add_controller(self, kind: str, name: str, namespace: str, takes_s: float,
-                       labels: Mapping[str, str] | None = None, *, tolerations: Sequence[Mapping[str, Any]] = ANY_TAINT,
+                       labels: Mapping[str, str] | None = None, *, tolerations: Sequence[JsonMap] = ANY_TAINT,
                        devices: list[str] | None = None, needs: str = "") -> None:
         """Add a Deployment or DaemonSet that is available after a while; `devices` are all that a device plugin
         offers, `needs` is a DaemonSet without which it finds none."""
@@ -220,7 +221,7 @@ class Cluster:
         return any(own == kind and called == name and self.ready_at.get((own, space, called), 0.0) <= self.clock.now
                    for own, space, called in self.objects)
 
-    def emit(self, thing: Mapping[str, Any], reason: str, message: str, *, warning: bool = True) -> None:
+    def emit(self, thing: JsonMap, reason: str, message: str, *, warning: bool = True) -> None:
         """Record an event, unless it repeats the last one of its reason for this object."""
         about = (reason, str(thing.get("kind")), name_of(thing), namespace_of(thing))
         same = [one.message for one in self.events if (one.reason, one.kind, one.name, one.namespace) == about]

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import cache
-from typing import Any
 
 from cloudsim.state import load_facts
+from embark.values import JsonMap, frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ObjectKind:
     """A kind as `kubectl api-resources` lists it. Volcano's Job has the key `VolcanoJob`, to tell it from batch's."""
 
@@ -38,7 +38,7 @@ class ObjectKind:
         return group in ("", self.group, *(f"{version}.{self.group}" for version in self.versions))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Release:
     """The objects that an operator's manifests or its Helm chart install in a cluster."""
 
@@ -64,7 +64,7 @@ class Release:
     switches: Mapping[str, str] = field(default_factory=dict)
     """Maps a DaemonSet to the value of the chart that is true unless it shall not be installed."""
     needs: str = ""  # A DaemonSet without which the operator finds no device on a node.
-    made_by: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # Objects the operator creates, by kind.
+    made_by: Mapping[str, JsonMap] = field(default_factory=dict)  # Objects the operator creates, by kind.
 
     @property
     def workloads(self) -> list[tuple[str, str]]:
@@ -96,6 +96,6 @@ def releases() -> tuple[Release, ...]:
                  for row in load_facts("kubernetes/releases.toml")["release"])
 
 
-def _kind(name: str, row: Mapping[str, Any]) -> ObjectKind:
+def _kind(name: str, row: JsonMap) -> ObjectKind:
     lists = {key: tuple(value) for key, value in row.items() if isinstance(value, list)}
     return ObjectKind(**{"kind": name, **row, **lists, "key": name})

@@ -1,8 +1,7 @@
 """Why a pod on a node does not start (images, files, volumes), and what a program in it may read and write."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from cloudsim.kubernetes.cloud import VolumeFacts
 from cloudsim.kubernetes.cluster import Cluster, Object, annotations_of, labels_of
@@ -10,6 +9,7 @@ from cloudsim.kubernetes.volumes import PROVISIONED
 from embark.kubernetes.objects import at, name_of, namespace_of, rows
 from embark.kubernetes.pods import Pod, main_container
 from embark.rehearse.server import find_port, policy_error
+from embark.values import JsonMap
 
 SOURCES = {"configMap": "ConfigMap", "secret": "Secret"}
 NO_FILE = "references non-existent {word} key: {key} ({kind} {called})"
@@ -40,7 +40,7 @@ def start_trouble(cluster: Cluster, stored: Object) -> tuple[str, str]:
     return "", ""
 
 
-def _config_error(cluster: Cluster, stored: Object, container: Mapping[str, Any]) -> str:
+def _config_error(cluster: Cluster, stored: Object, container: JsonMap) -> str:
     """Return why the kubelet cannot make a container's variables or may not start its user, or an empty text."""
     for field, kind in SOURCES.items():
         sources = [*(at(row, f"{field}Ref") for row in rows(container, "envFrom")),
@@ -55,7 +55,7 @@ def _config_error(cluster: Cluster, stored: Object, container: Mapping[str, Any]
     return ""
 
 
-def _lack(cluster: Cluster, kind: str, space: str, source: Mapping[str, Any], keys: Sequence[str], sentence: str
+def _lack(cluster: Cluster, kind: str, space: str, source: JsonMap, keys: Sequence[str], sentence: str
           ) -> str:
     """Return why a container cannot have these keys of a ConfigMap or Secret, or an empty text."""
     name = str(source.get("name") or source.get("secretName"))
@@ -120,7 +120,7 @@ def mount_claim(cluster: Cluster, stored: Object, claim_name: str) -> VolumeFact
     return cluster.cloud.volume(volume, cluster.pool_of(stored))
 
 
-def may_write(facts: VolumeFacts, spec: Mapping[str, Any]) -> bool:
+def may_write(facts: VolumeFacts, spec: JsonMap) -> bool:
     """Return whether the pod's user can create a file in the root of the volume."""
     user = at(spec, "securityContext.runAsUser")
     group = at(spec, "securityContext.runAsGroup") or 0
@@ -167,7 +167,7 @@ def volume_of_path(cluster: Cluster, stored: Object, path: str) -> tuple[VolumeF
     return None
 
 
-def _mounts_of(stored: Object, path: str) -> list[tuple[Mapping[str, Any], Mapping[str, Any]]]:
+def _mounts_of(stored: Object, path: str) -> list[tuple[JsonMap, JsonMap]]:
     """Return the mounts below which a path of the pod is, each with its volume."""
     volumes = {one.get("name"): one for one in rows(stored, "spec.volumes")}
     return [(mount, volumes.get(mount.get("name"), {})) for container in rows(stored, "spec.containers")

@@ -2,12 +2,12 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from typing import Any
 
 from cloudsim.kubernetes.cloud import NodePool
 from cloudsim.kubernetes.cluster import Cluster, Node, Object, labels_of
 from embark.kubernetes.objects import at, namespace_of, quantity, rows
 from embark.rehearse.manifest import has_labels, meets, selects
+from embark.values import JsonMap
 
 ANTI_AFFINITY = "affinity.podAntiAffinity.requiredDuringSchedulingIgnoredDuringExecution"
 NODE_AFFINITY = "affinity.nodeAffinity.requiredDuringSchedulingIgnoredDuringExecution.nodeSelectorTerms"
@@ -45,7 +45,7 @@ def _counted(reasons: Counter[str]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
 
 
-def requests(pod: Mapping[str, Any]) -> dict[str, float]:
+def requests(pod: JsonMap) -> dict[str, float]:
     """Add up the requests of all containers and sidecars; other init containers run before them."""
     spec = pod.get("spec") or {}
     total = defaultdict[str, float](float)
@@ -88,7 +88,7 @@ def _misfits(cluster: Cluster, pod: Object, node: Node) -> list[str]:
     return _lacks(space, requests(pod))
 
 
-def find_taint(pool: NodePool, pod: Mapping[str, Any]) -> list[str]:
+def find_taint(pool: NodePool, pod: JsonMap) -> list[str]:
     """Return the scheduler's message about the first taint that a pod does not tolerate, or nothing."""
     tolerations = rows(pod, "spec.tolerations")
     for taint in pool.taints:
@@ -99,7 +99,7 @@ def find_taint(pool: NodePool, pod: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
+def _tolerates(toleration: JsonMap, taint: Mapping[str, str]) -> bool:
     if toleration.get("effect") not in (None, "", taint.get("effect")):
         return False
     key, operator = toleration.get("key"), toleration.get("operator", "Equal")
@@ -108,7 +108,7 @@ def _tolerates(toleration: Mapping[str, Any], taint: Mapping[str, str]) -> bool:
     return key == taint["key"] and str(toleration.get("value", "")) == taint.get("value", "")
 
 
-def _labels(labels: Mapping[str, str], pod: Mapping[str, Any]) -> list[str]:
+def _labels(labels: Mapping[str, str], pod: JsonMap) -> list[str]:
     wrong = ["node(s) didn't match Pod's node affinity/selector"]
     if not has_labels(labels, at(pod, "spec.nodeSelector") or {}):
         return wrong

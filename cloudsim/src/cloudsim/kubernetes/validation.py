@@ -9,6 +9,7 @@ from cloudsim.kubernetes.kinds import ObjectKind
 from cloudsim.state import load_facts
 from embark.kubernetes.objects import at, name_of, quantity, rows
 from embark.kubernetes.pods import pod_specs
+from embark.values import JsonMap
 
 MAX_LABEL, MAX_NAME, MAX_PORT_NAME = 63, 253, 15
 SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
@@ -94,7 +95,7 @@ def _values(thing: Any, path: str) -> Iterator[str]:
             yield from _values(value, where)
 
 
-def _pod(spec: Mapping[str, Any], claimed: Sequence[str]) -> Iterator[str]:
+def _pod(spec: JsonMap, claimed: Sequence[str]) -> Iterator[str]:
     volumes = [str(one.get("name")) for one in rows(spec, "volumes")]
     for index, volume in enumerate(rows(spec, "volumes")):
         sources = [key for key in volume if key != "name"]
@@ -119,7 +120,7 @@ def _pod(spec: Mapping[str, Any], claimed: Sequence[str]) -> Iterator[str]:
                    "`operator` is 'Exists'")
 
 
-def _container(container: Mapping[str, Any], volumes: Sequence[str]) -> Iterator[str]:
+def _container(container: JsonMap, volumes: Sequence[str]) -> Iterator[str]:
     name = str(container.get("name", ""))
     path = f"spec.containers[{name}]"
     if why := name_error(name, is_label=True):
@@ -143,7 +144,7 @@ def _container(container: Mapping[str, Any], volumes: Sequence[str]) -> Iterator
     yield from _resources(path, at(container, "resources") or {})
 
 
-def _resources(path: str, resources: Mapping[str, Any]) -> Iterator[str]:
+def _resources(path: str, resources: JsonMap) -> Iterator[str]:
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     for section, amounts in (("limits", limits), ("requests", requests)):
         for name, amount in amounts.items():
@@ -172,7 +173,7 @@ def _quantity(path: str, amount: Any) -> Iterator[str]:
                "'^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")
 
 
-def _port(path: str, port: Mapping[str, Any]) -> Iterator[str]:
+def _port(path: str, port: JsonMap) -> Iterator[str]:
     name = str(port.get("name", "a"))
     if len(name) > MAX_PORT_NAME or not LABEL.fullmatch(name):
         yield f"{path}.name: Invalid value: {name!r}: must be no more than {MAX_PORT_NAME} lower case characters or '-'"

@@ -14,6 +14,7 @@ from cloudsim.kubernetes.admission import install
 from cloudsim.kubernetes.cluster import Cluster
 from cloudsim.kubernetes.kinds import Release, releases
 from cloudsim.state import Refusal
+from embark.values import JsonDict, JsonMap
 
 OWNER = "app.kubernetes.io/managed-by"
 RELEASE = "meta.helm.sh/release-name"
@@ -129,9 +130,9 @@ class Helm:
         return f"NAME: {key[2]}\nSTATUS: deployed\n"
 
 
-def _values(command: ParsedCommand) -> dict[str, Any]:
+def _values(command: ParsedCommand) -> JsonDict:
     """Return the values of all files, then those of flags."""
-    found: dict[str, Any] = {}
+    found: JsonDict = {}
     for text in command["--values"] or []:
         try:
             given = yaml.safe_load(text) or {}
@@ -150,7 +151,7 @@ def _values(command: ParsedCommand) -> dict[str, Any]:
     return found
 
 
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+def _merged(old: JsonMap, new: JsonMap) -> JsonDict:
     both = {name: _merged(old[name], value) if isinstance(value, Mapping) and isinstance(old.get(name), Mapping)
             else value for name, value in new.items()}
     return {**old, **both}

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from embark.rehearse.account import Record
+from cloudsim.account import Record
 
 WAITS = ("sleep ", "kubectl wait ", "kubectl rollout ", "kubectl logs ")
 """Commands whose failure is a symptom of what they wait for."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from embark.rehearse.account import Record
-from embark.rehearse.headline import find_headline
+from cloudsim.account import Record
+from cloudsim.headline import find_headline
 
 PROBE = Record("az", ("aks", "show", "--name", "embark"), "stand-in", 3, "(ResourceNotFound) embark", 0.0)
 WAITING = "Job dlrm: dlrm-0 waits: ImagePullBackOff: 403 Forbidden"
