@@ -1,7 +1,9 @@
 """What packages pass to each other: immutable dataclasses, and objects as JSON and TOML have them."""
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
 
 JsonDict = dict[str, Any]
@@ -13,3 +15,8 @@ T = TypeVar("T")
 def frozen(cls: type[T]) -> type[T]:
     """Make a class an immutable dataclass with slots."""
     return dataclass(frozen=True, slots=True)(cls)
+
+
+def read_table(module: str, name: str) -> JsonDict:
+    """Read a TOML file that lies beside a module: `read_table(__file__, "rules.toml")`."""
+    return tomllib.loads(Path(module).with_name(name).read_text(encoding="utf-8"))

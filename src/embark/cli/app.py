@@ -2,18 +2,16 @@
 
 import re
 import shlex
-import tomllib
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Literal
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownCommandError, UnusedCliTokensError
 
 from embark import __version__
 from embark.errors import UserError, nearest
+from embark.values import read_table
 
-COMMANDS: dict[str, dict[str, str]] = tomllib.loads(
-    Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+COMMANDS: dict[str, dict[str, str]] = read_table(__file__, "commands.toml")
 """Group → command → its line in `--help`; `--help` of the command itself shows its function's docstring."""
 SUBCOMMANDS, MODULES, RENAMED = (COMMANDS.pop(name) for name in ("subcommands", "modules", "renamed"))
 OPTIONS = Group("Options", sort_key=len(COMMANDS))

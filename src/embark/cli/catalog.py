@@ -1,7 +1,6 @@
 """`embark catalog`: machines, prices and storage of the clouds."""
 
 import datetime
-import tomllib
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,11 +15,12 @@ from embark.catalog.search import MachineDetails, MachineOffer, VolumeOffer, lis
 from embark.cli.console import Console, Flag
 from embark.errors import UserError
 from embark.formatting import format_usd, pluralize
+from embark.values import read_table
 
 Region = Annotated[str, Parameter(help="A region, such as us-east-1, eastus, us-central1.", show_default=False)]
 Text = Annotated[str, Parameter(show_default=False)]
 UNKNOWN = "not known"
-TABLES: dict[str, Any] = tomllib.loads(Path(__file__).with_name("catalog_tables.toml").read_text(encoding="utf-8"))
+TABLES: dict[str, Any] = read_table(__file__, "catalog_tables.toml")
 
 
 def list_(

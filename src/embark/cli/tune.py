@@ -64,8 +64,8 @@ def tune(
         if loaded.place.target != "slurm":
             raise UserError(f'--workers {workers}: place.target is "{loaded.place.target}", and only Slurm has arrays',
                             fix='leave --workers out, or set place.target = "slurm"')
-        place = loaded.place.model_copy(update={"budget_usd": None})  # the jobs know their price
-        Search(loaded.model_copy(update={"place": place}), request, ())
+        place = loaded.place.changed(budget_usd=None)  # the jobs know their price
+        Search(loaded.changed(place=place), request, ())
         return _submit(console, loaded, request, yes)
     with console.stages() as show:
         result = search_settings(loaded, request, [TuneView(console, show, str(request.metric))])

@@ -156,7 +156,7 @@ def open_files(
     times = (data.time_column,) if data.time_column else ()
     sample = take_sample(options, (*schema.needed, *names, *times), inputs, files)
     schema = fit_schema(schema, sample, files[0].uri, (*names, *times))
-    found = find_times(features, data.model_copy(update={"prepare": options}), sample.columns, files[0].uri)
+    found = find_times(features, data.changed(prepare=options), sample.columns, files[0].uri)
     return inputs, files, replace(schema, times=found, time_column=data.time_column, is_split_by_time=bool(found))
 
 

@@ -63,8 +63,8 @@ def open_rows(
         raise UserError(f"{data}: --split is of prepared data, and all rows of a raw file are evaluated",
                         fix="leave --split out")
     if spec.data.kind == "columns":
-        everything = spec.data.model_copy(update={"path": data, "eval_fraction": 1.0, "time_column": ""})
-        opened = spec.model_copy(update={"data": everything})
+        everything = spec.data.changed(path=data, eval_fraction=1.0, time_column="")
+        opened = spec.changed(data=everything)
         yield EvaluationRows(open_source(opened), opened, data, "", dense=spec.data.dense_columns)
         return
     if spec.stream.is_on and spec.data.kind != "prepared":
@@ -79,7 +79,7 @@ def _own(spec: RunSpec, fingerprint: str, split: str) -> EvaluationRows:
     if spec.data.kind == "interactions":
         split = split or spec.data.eval_split
         if split != "train":
-            spec = spec.model_copy(update={"data": spec.data.model_copy(update={"eval_split": split})})
+            spec = spec.changed(data=spec.data.changed(eval_split=split))
     elif not is_prepared and split == "test":
         raise UserError(f"data.kind is {spec.data.kind!r}, which has training and held-out rows and no test split",
                         fix="--split train or --split validation")
@@ -104,7 +104,7 @@ def _prepared(spec: RunSpec, path: str, split: str, *, is_custom: bool) -> Evalu
     changes: JsonDict = {"kind": "prepared", "path": path, "shuffle": "none"}
     if split != "train":
         changes["eval_split"] = split
-    opened = resolve_from_data(spec.model_copy(update={"data": spec.data.model_copy(update=changes)}))
+    opened = resolve_from_data(spec.changed(data=spec.data.model_copy(update=changes)))
     rows = _with_names(_view(open_source(opened), opened, path, split), path, read_manifest(path))
     if not rows.source.num_eval_samples:
         raise DataError(f"{path}: its {split} split has no rows",
@@ -159,7 +159,7 @@ def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path, run_uri: str)
     manifest, bad = write_later_rows(replace(before, prepare=before.prepare.model_copy(update=limit)), data, folder)
     if not manifest.num_rows("validation"):
         raise DataError(f"{data}: has no rows", fix="name a file with at least one row")
-    opened = spec.model_copy(update={"data": spec.data.model_copy(update={"eval_split": "validation"})})
+    opened = spec.changed(data=spec.data.changed(eval_split="validation"))
     source = PreparedSource(manifest, spec.model.table_list(), opened.data,
                             LocalParts(folder, manifest.layout, manifest.block_rows), tasks=spec.model.tasks)
     notes = (f"skipped {bad.num_bad:,} unreadable rows, {bad.share:.4%} of all",) if bad.num_bad else ()

@@ -37,8 +37,8 @@ def take_sample(spec: RunSpec, *, num_train: int, num_eval: int) -> tuple[Sample
     if why := _unreadable(spec):
         return None, why
     spec = resolve_from_data(spec)
-    data = spec.data.model_copy(update={"shuffle": "none"})  # the first rows are in one file
-    source = open_source(spec.model_copy(update={"data": data}))
+    data = spec.data.changed(shuffle="none")  # the first rows are in one file
+    source = open_source(spec.changed(data=data))
     batches: dict[Split, Batch] = {"train": source.train_rows(0, 0, min(num_train, source.num_train_samples))}
     if source.num_eval_samples:
         batches["validation"] = source.eval_rows(0, min(num_eval, source.num_eval_samples))
@@ -47,8 +47,8 @@ def take_sample(spec: RunSpec, *, num_train: int, num_eval: int) -> tuple[Sample
 
 def _with_own_columns(spec: RunSpec) -> RunSpec:
     """Give each task a label column of its own, as a sample has them."""
-    tasks = tuple(task.model_copy(update={"label": "", "above": None}) for task in spec.model.tasks)
-    return spec.model_copy(update={"model": spec.model.model_copy(update={"tasks": tasks})}) if tasks else spec
+    tasks = tuple(task.changed(label="", above=None) for task in spec.model.tasks)
+    return spec.changed(model=spec.model.changed(tasks=tasks)) if tasks else spec
 
 
 def write_sample(sample: Sample, out: Path, *, max_rows: int) -> None:

@@ -173,8 +173,8 @@ def _smaller_batch(setup: Setup) -> str:
         size = setup.spec.train.batch_size // factor // setup.num_ranks * setup.num_ranks
         if size < setup.num_ranks:
             break
-        train = setup.spec.train.model_copy(update={"batch_size": size})
-        if predict(replace(setup, spec=setup.spec.model_copy(update={"train": train}))).fits:
+        train = setup.spec.train.changed(batch_size=size)
+        if predict(replace(setup, spec=setup.spec.changed(train=train))).fits:
             return f"--set train.batch_size={size}"
     return ""
 

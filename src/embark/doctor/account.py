@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from embark.catalog import Catalog, load_catalog, machine_of_place
@@ -28,9 +26,9 @@ from embark.render.monitoring import CloudQuota, cloud_quotas, needed_units, quo
 from embark.spec import RunSpec
 from embark.store import open_store
 from embark.store.errors import BRIEF_RETRY
-from embark.values import JsonDict, frozen
+from embark.values import JsonDict, frozen, read_table
 
-CLOUDS: JsonDict = tomllib.loads(Path(__file__).with_name("account_clouds.toml").read_text(encoding="utf-8"))
+CLOUDS: JsonDict = read_table(__file__, "account_clouds.toml")
 """The command line of each cloud, and what its errors mean."""
 PRICE_MOVED = 0.25  # A spot price that differs this much from the catalog's is worth a warning.
 

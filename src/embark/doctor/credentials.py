@@ -1,15 +1,14 @@
 """Finds the clouds that this machine has credentials for, and their sources, by name only: never a secret."""
 
 import stat
-import tomllib
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from embark.doctor.host import Check, Host
+from embark.values import read_table
 
 Source = dict[str, Any]
-SOURCES: list[Source] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))["source"]
+SOURCES: list[Source] = read_table(__file__, "credentials.toml")["source"]
 
 
 def check_credentials(host: Host) -> Iterator[Check]:

@@ -3,14 +3,12 @@ text."""
 
 import math
 import re
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.resources import files
 from typing import Any, Literal
 
 from embark.events.events import Event
 from embark.formatting import MISSING, format_count, format_float, to_finite, to_float, to_one_line
-from embark.values import JsonDict, JsonMap, frozen
+from embark.values import JsonDict, JsonMap, frozen, read_table
 
 Kind = Literal["gauge", "counter"]
 Labels = tuple[tuple[str, str], ...]  # Names and values, in the order of the metric's `labels`.
@@ -49,7 +47,7 @@ class Metric:
         return {path.partition(".")[0] for path in self.paths} >= {"step", "eval"}
 
 
-_TABLE = tomllib.loads(files("embark.events").joinpath("metrics.toml").read_text(encoding="utf-8"))
+_TABLE = read_table(__file__, "metrics.toml")
 METRICS = tuple(Metric(**{**row, "paths": tuple(row["paths"])}) for row in _TABLE["metric"])
 GROUPS = tuple(dict.fromkeys(metric.group for metric in METRICS))
 TRAINING_GROUPS = tuple(group for group in GROUPS if group not in ("The run", "Served traffic"))

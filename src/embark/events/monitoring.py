@@ -5,14 +5,12 @@
 
 import json
 import sys
-import tomllib
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
 from embark.events.metrics import METRICS, TRAINING_GROUPS, UNITS, metric
 from embark.events.sinks.prometheus import RUN, prometheus_name
-from embark.values import JsonDict, frozen
+from embark.values import JsonDict, frozen, read_table
 
 IDLE_PERCENT = 5
 IDLE_MINUTES = 30  # Longer than a checkpoint, an evaluation and a restart take.
@@ -42,7 +40,7 @@ def alerts() -> tuple[Alert, ...]:
     values |= {name: f"{value:g}" for name, value in globals().items() if isinstance(value, int | float)}
     values |= {"run": RUN, "running": f"on ({RUN}) {values['is_running']} == 1", "IDLE_SHARE": f"{IDLE_PERCENT / 100}",
                "STALLED_S": f"{STALLED_MINUTES * 60}"}
-    rows = tomllib.loads(files("embark.events").joinpath("alerts.toml").read_text(encoding="utf-8"))["alert"]
+    rows = read_table(__file__, "alerts.toml")["alert"]
     filled = [{name: text.format_map(values) for name, text in row.items()} for row in rows]
     return tuple(Alert(**{**row, "minutes": int(row.get("minutes", 0))}) for row in filled)
 

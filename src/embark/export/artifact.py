@@ -244,7 +244,7 @@ class Artifact:
             where = f"{self.info.run}/checkpoints/{checkpoint_name(self.info.step)}/{SPEC}"
             raise UserError(f"{model_file}: is not the code that the model was trained with",
                             fix=f"put back that text: it is model.code in {where}")
-        return model.model_copy(update={"code": code})
+        return model.changed(code=code)
 
     @cached_property
     def encoder(self) -> RowEncoder:

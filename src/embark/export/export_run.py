@@ -119,7 +119,7 @@ def read_contents(
     item_index, items = build_index(trained, arrays) if build_index and model.retrieved else (None, [])
     info = ArtifactInfo(
         embark=__version__, run=trained.run_dir.uri, step=trained.checkpoint.step, tables=tables,
-        model=model.model_copy(update={"tables": model.table_list(), "code": ""}), rows=rows,
+        model=model.changed(tables=model.table_list(), code=""), rows=rows,
         code_sha256=code_digest(model.code) if model.is_custom else "", item_index=item_index,
         metrics={key: number for key, value in evaluated.items() if (number := to_finite(value)) is not None}
         if isinstance(evaluated, dict) else {})

@@ -5,11 +5,9 @@ admission of a pod is asked by a dry run.
 """
 
 import re
-import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal, Protocol
 
 from embark.catalog import load_catalog
@@ -17,9 +15,9 @@ from embark.errors import EmbarkError, UserError
 from embark.kubernetes.names import IDENTITY_ANNOTATIONS
 from embark.kubernetes.objects import K8sObject, Objects, at, condition_of, quantity, rows, texts
 from embark.kubernetes.pods import GPU_RESOURCES, TPU, blocking_taints, pod_specs, requested, trains
-from embark.values import JsonDict, frozen
+from embark.values import JsonDict, frozen, read_table
 
-CONTRACT: JsonDict = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+CONTRACT: JsonDict = read_table(__file__, "contract.toml")
 ITEMS: dict[str, dict[str, str]] = CONTRACT["items"]
 """The items of the contract by name, in the order of the checks."""
 VERBS = ("create", "patch", "delete")

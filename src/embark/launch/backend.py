@@ -7,7 +7,6 @@ import heapq
 import os
 import re
 import time
-import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import field, replace
@@ -28,7 +27,7 @@ from embark.render.targets.torchx import SUBMIT
 from embark.spec import RunSpec
 from embark.store import run_uri
 from embark.store.errors import RetryPolicy
-from embark.values import JsonMap, frozen
+from embark.values import JsonMap, frozen, read_table
 
 State = Literal["pending", "running", "restarting", "lost", "succeeded", "failed", "gone"]
 """`restarting`: its platform brings it back. `lost`: only `embark launch --supervise` does. `gone`: it is not there."""
@@ -457,6 +456,6 @@ def explain_preemption(reason: str, message: str) -> str:
 
 @cache
 def _table() -> dict[str, list[tuple[re.Pattern[str], str, str]]]:
-    rows = tomllib.loads(Path(__file__).with_name("explanations.toml").read_text(encoding="utf-8"))
+    rows = read_table(__file__, "explanations.toml")
     return {topic: [(re.compile(row["pattern"], re.DOTALL), row["text"], row.get("fix", "")) for row in found]
             for topic, found in rows.items()}

@@ -1,16 +1,13 @@
 """What is predicted of a run on a number of machines: the values that memory, time, cost and verdict share."""
 
-import tomllib
-from pathlib import Path
 
 from embark.catalog import Machine
 from embark.model.placement import Cluster, Placement, all_table_bytes
 from embark.spec import RunSpec
-from embark.values import frozen
+from embark.values import frozen, read_table
 
 GIB = 1024.0**3
-ASSUMPTIONS: dict[str, dict[str, float]] = tomllib.loads(
-    Path(__file__).with_name("assumptions.toml").read_text(encoding="utf-8"))
+ASSUMPTIONS: dict[str, dict[str, float]] = read_table(__file__, "assumptions.toml")
 
 
 @frozen

@@ -121,8 +121,8 @@ def resolve_data(spec: RunSpec, num_samples: int | None = None) -> tuple[RunSpec
 
 def _listed(spec: RunSpec) -> RunSpec:
     """List each table once, since hundreds of predictions read them."""
-    model = spec.model.model_copy(update={"tables": spec.model.table_list()})
-    return spec.model_copy(update={"model": model})
+    model = spec.model.changed(tables=spec.model.table_list())
+    return spec.changed(model=model)
 
 
 MODULE = "embark.trainers.torch.networks.trace_network"

@@ -2,10 +2,8 @@
 
 import re
 import shutil
-import tomllib
 from collections.abc import Callable, Sequence
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -22,7 +20,7 @@ from embark.render.monitoring import MONITOR_RESOURCES
 from embark.render.serving import ENDPOINTS, artifact_bytes, artifact_of, disk_gib, server_name, token_secret
 from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
 from embark.spec import load_spec
-from embark.values import JsonDict, frozen
+from embark.values import JsonDict, frozen, read_table
 
 PLAIN = {"vm": "./vm.sh", "tpu-vm": "./tpu_vm.sh"}  # The scripts of targets without a cluster.
 SERVES = ("serve", FOLLOW)
@@ -240,4 +238,4 @@ def _image_of_account(job: Job) -> str:
 
 @cache
 def _facts() -> JsonDict:
-    return tomllib.loads(files("embark.rehearse").joinpath("account_steps.toml").read_text(encoding="utf-8"))
+    return read_table(__file__, "account_steps.toml")

@@ -25,8 +25,8 @@ done
 
 def batch_job(job: Job) -> K8sObject:
     """Return what the tasks of the job are as pods. What they save goes below their own directory."""
-    store = job.spec.store.model_copy(update={"root": "runs"})
-    job = replace(job, spec=job.spec.model_copy(update={"store": store}))
+    store = job.spec.store.changed(root="runs")
+    job = replace(job, spec=job.spec.changed(store=store))
     env = {one.name: one.value for one in settings(job)} | {
         SPEC_VARIABLE: encode(job.spec), "MASTER": f"{job.name}-node-0-0.{job.name}", "PORT": str(PORT)}
     container = {"name": "trainer", "image": job.image, "command": ["bash", "-c", START, "task", task(job)],

@@ -159,8 +159,8 @@ class Job:
 
     def with_target(self, target: str) -> Job:
         """Render the run for another target."""
-        place = self.place.model_copy(update={"target": target})
-        return replace(self, spec=self.spec.model_copy(update={"place": place}))
+        place = self.place.changed(target=target)
+        return replace(self, spec=self.spec.changed(place=place))
 
     @property
     def num_pods(self) -> int:

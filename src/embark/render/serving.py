@@ -199,7 +199,7 @@ def with_cloud(spec: RunSpec) -> RunSpec:
     cloud = ENDPOINTS.get(spec.place.target) or _CLOUDS.get(artifact_of(spec).partition("://")[0], "")
     if spec.place.machine or spec.place.cloud or not cloud:
         return spec
-    return spec.model_copy(update={"place": spec.place.model_copy(update={"cloud": cloud})})
+    return spec.changed(place=spec.place.changed(cloud=cloud))
 
 
 def broker_name(name: str) -> str:
@@ -217,7 +217,7 @@ def with_broker(spec: RunSpec, name: str) -> RunSpec:
     if stream.source != "nats" or stream.servers:
         return spec
     own = {"servers": (broker_url(name),), "secret": stream.secret or broker_name(name)}
-    return spec.model_copy(update={"stream": stream.model_copy(update=own)})
+    return spec.changed(stream=stream.model_copy(update=own))
 
 
 def has_own_broker(spec: RunSpec, name: str) -> bool:

@@ -3,16 +3,14 @@
 The values and their reasons stand in settings.toml; here is how they meet a job.
 """
 
-import tomllib
 from collections.abc import Iterator
 from dataclasses import fields
 from functools import cache
-from pathlib import Path
 
 from embark.catalog.pricing import POD_GRACE_S
 from embark.render.job import Job, Setting
 from embark.render.shell_text import render_template
-from embark.values import JsonDict, JsonMap, frozen
+from embark.values import JsonDict, JsonMap, frozen, read_table
 
 MAX_THREADS = 16
 TOPOLOGY_PATH = "/etc/embark/topology.xml"
@@ -106,4 +104,4 @@ def _setting(row: JsonMap) -> Setting:
 
 @cache
 def _table() -> JsonDict:
-    return tomllib.loads(Path(__file__).with_name("settings.toml").read_text(encoding="utf-8"))
+    return read_table(__file__, "settings.toml")

@@ -45,7 +45,7 @@ def resolve_run(spec: RunSpec, world: World | None = None, *, allocate: Allocate
     call it; without a world, it is not known yet where the run is trained."""
     accepted = spec.store.accept_changes
     if accepted:
-        spec = spec.model_copy(update={"store": spec.store.model_copy(update={"accept_changes": ()})})
+        spec = spec.changed(store=spec.store.changed(accept_changes=()))
     spec = resolve_from_data(with_sizes_of_source(spec))
     source = open_training_source(spec, allocate=allocate)
     spec = _with_fitted(with_train_defaults(spec, source.num_train_samples, source.num_eval_samples), source)
@@ -65,14 +65,14 @@ def _with_fitted(spec: RunSpec, source: SampleSource) -> RunSpec:
     if numbers is None or all(code.is_plain for code in numbers.codes):
         return spec
     fitted = CODES.dump_json(numbers.codes).decode()
-    return spec.model_copy(update={"features": spec.features.model_copy(update={"fitted": fitted})})
+    return spec.changed(features=spec.features.changed(fitted=fitted))
 
 
 def resolve_evaluation(spec: RunSpec, world: World) -> RunSpec:
     """Check the spec of a trained run on this machine. A CPU has one engine, whichever trained the run; weights
     that are loaded need no training rows to begin with."""
     changes = {"dense_init": "uniform", **({"engine": "auto"} if world.device_type == "cpu" else {})}
-    spec = spec.model_copy(update={"train": spec.train.model_copy(update=changes)})
+    spec = spec.changed(train=spec.train.model_copy(update=changes))
     check_against(spec, world)
     return spec
 
@@ -81,7 +81,7 @@ def check_against(spec: RunSpec, world: World) -> None:
     """Refuse a spec that does not fit the processes and devices of this run."""
     mistakes: list[Mistake] = [*batch_mistakes(spec.train.batch_size, world.num_devices), *penalty_mistakes(spec)]
     if world.device_type == "cpu" and spec.place.device in ("auto", "cuda"):
-        on_cpu = spec.model_copy(update={"place": spec.place.model_copy(update={"device": "cpu"})})
+        on_cpu = spec.changed(place=spec.place.changed(device="cpu"))
         mistakes += on_cpu.mistakes()
     if spec.stream.is_on and world.world_size > 1:
         mistakes.append(conflict("stream.source", spec.stream.source, f"this run has {world.world_size} ranks, and one "

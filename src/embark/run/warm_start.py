@@ -96,7 +96,7 @@ def with_sizes_of_source(spec: RunSpec) -> RunSpec:
     changes = {name: old.get(f"model.{name}") for name in SIZES if isinstance(old, Mapping)}
     sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()
              if value and name not in spec.model.model_fields_set}
-    return spec.model_copy(update={"model": spec.model.model_copy(update=sizes)}) if sizes else spec
+    return spec.changed(model=spec.model.model_copy(update=sizes)) if sizes else spec
 
 
 def _differences(spec: RunSpec, old: JsonMap) -> Iterator[str]:

@@ -1,9 +1,7 @@
 """The Open Inference Protocol v2 over gRPC, with the batches, limits and token of the HTTP server."""
 
 import logging
-import tomllib
 from collections.abc import Awaitable, Callable
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -14,7 +12,7 @@ from embark.serve.app import IDENTITY, ModelServer, Refusal, all_scores, refused
 from embark.serve.infer_protocol import InferRequest, chosen_outputs
 from embark.serve.outputs import tensors_of
 from embark.serve.tensors import BYTES, DTYPES, read_tensor, tensor_columns
-from embark.values import JsonDict
+from embark.values import JsonDict, read_table
 
 try:
     import grpc
@@ -38,8 +36,7 @@ _CONTENTS = {"BOOL": "bool", "INT64": "int64", "UINT64": "uint64", "FP32": "fp32
 """Which field has the values of a tensor that is not raw; FP16 has none."""
 _IDLE_MS = 300_000
 _HANDSHAKE_MS = 10_000
-_MESSAGES: dict[str, dict[str, str]] = tomllib.loads(
-    Path(__file__).with_name("open_inference.toml").read_text(encoding="utf-8"))
+_MESSAGES: dict[str, dict[str, str]] = read_table(__file__, "open_inference.toml")
 _PACKAGE = "inference"
 SERVICE = f"{_PACKAGE}.GRPCInferenceService"
 

@@ -180,9 +180,9 @@ def with_bucket_tables(spec: RunSpec) -> RunSpec:
                  if bucket_table_name(name) not in taken)
     if not made:
         return spec
-    return spec.model_copy(update={
-        "model": model.model_copy(update={"tables": (*given, *made)}),
-        "features": features.model_copy(update={"bucket_tables": True}) if is_auto else features})
+    return spec.changed(
+        model=model.changed(tables=(*given, *made)),
+        features=features.changed(bucket_tables=True) if is_auto else features)
 
 
 GUESSED = FeaturesSpec()

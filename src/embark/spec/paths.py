@@ -47,7 +47,7 @@ def without_local_input(spec: RunSpec) -> RunSpec:
         return spec
     prepare = spec.data.prepare
     prepare = type(prepare).model_validate(prepare.model_dump(exclude_unset=True, exclude=local))
-    return spec.model_copy(update={"data": spec.data.model_copy(update={"prepare": prepare})})
+    return spec.changed(data=spec.data.changed(prepare=prepare))
 
 
 def _relative_paths(spec: RunSpec, change: Callable[[str], str]) -> JsonDict:

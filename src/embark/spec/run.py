@@ -155,7 +155,7 @@ def accepting(spec: RunSpec, fields: Sequence[str]) -> RunSpec:
     if not fields:
         return spec
     accepted = tuple(dict.fromkeys((*spec.store.accept_changes, *fields)))
-    changed = spec.model_copy(update={"store": spec.store.model_copy(update={"accept_changes": accepted})})
+    changed = spec.changed(store=spec.store.changed(accept_changes=accepted))
     if mistakes := list(_acceptance_mistakes(changed)):
         raise SpecError(mistakes)
     return changed

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from functools import cache, wraps
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -32,6 +32,10 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False,
     )
+
+    def changed(self, **values: Any) -> Self:
+        """Return a copy with other values, which are not validated."""
+        return self.model_copy(update=values)
 
     def has_default(self, field: str) -> bool:
         """Tell whether a field has its default, given or not."""

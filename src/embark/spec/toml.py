@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache, partial
@@ -13,10 +12,9 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from embark.spec.run import RunSpec
-from embark.values import JsonDict, JsonMap
+from embark.values import JsonDict, JsonMap, read_table
 
-_TABLES: dict[str, JsonDict] = tomllib.loads(
-    Path(__file__).with_name("presets.toml").read_text(encoding="utf-8"))
+_TABLES: dict[str, JsonDict] = read_table(__file__, "presets.toml")
 ABOUT: dict[str, str] = {name: table.pop("about") for name, table in _TABLES.items()}
 """A sentence on each preset."""
 

@@ -49,7 +49,7 @@ def with_code(spec: "RunSpec", folder: Path) -> "RunSpec":
                 mistakes.append(Mistake("", f"{name}.{field}", kind, f"{path} {what}",
                                         f"the file lies beside the spec; {guide} shows one"))
                 continue
-            section = section.model_copy(update={"code": code})
+            section = section.changed(code=code)
             found[name] = section
         mistakes += _code_mistakes(name, field, kind, section.code)
     if mistakes:

@@ -6,7 +6,6 @@ import os
 import random
 import re
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import TypeVar
 
 from embark.errors import DataError, EmbarkError, Fault, UserError
 from embark.formatting import redact
-from embark.values import frozen
+from embark.values import frozen, read_table
 
 T = TypeVar("T")
 
@@ -68,7 +67,7 @@ CODE = re.compile(r"<Code>([\w.]+)</Code>")
 STATUS = re.compile(r"\bstatus: (\d{3})\b")  # The form of obstore's description of the last answer.
 
 
-_TABLES = tomllib.loads(Path(__file__).with_name("failures.toml").read_text(encoding="utf-8"))
+_TABLES = read_table(__file__, "failures.toml")
 FIXES: dict[str, str] = _TABLES["fixes"]
 DAMAGED = FIXES["damaged"]
 

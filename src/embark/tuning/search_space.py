@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embark.errors import SpecError, UserError
@@ -14,13 +12,13 @@ from embark.spec import RunSpec, resolve
 from embark.spec.load import parse_settings, put
 from embark.spec.model import POOLED_KINDS
 from embark.spec.toml import flatten
-from embark.values import JsonDict, JsonMap, frozen
+from embark.values import JsonDict, JsonMap, frozen, read_table
 
 if TYPE_CHECKING:
     import optuna
 
 SECTIONS = ("model", "train", "features")
-DEFAULTS = tomllib.loads(Path(__file__).with_name("default_space.toml").read_text(encoding="utf-8"))
+DEFAULTS = read_table(__file__, "default_space.toml")
 LOG_RATIO = 10  # A range this wide is searched on a logarithmic scale.
 MIN_BATCH = 16
 

@@ -125,7 +125,7 @@ def tune(
             make_run_directory(search.folder)
         else:
             RunOpener(entered, view, at_end).acquire_run(
-                search.spec.model_copy(update={"name": search.folder.name}), fresh=False)
+                search.spec.changed(name=search.folder.name), fresh=False)
         return search.run(entered)
 
 

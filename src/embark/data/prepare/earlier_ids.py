@@ -62,7 +62,7 @@ class EarlierIds:
         columns = earlier.get("columns", {})
         columns |= {name: columns.get(name, {}) | one for name, one in given.get("columns", {}).items()}
         features = FeaturesSpec.model_validate(earlier | given | ({"columns": columns} if columns else {}))
-        return spec.model_copy(update={"data": data, "features": features})
+        return spec.changed(data=data, features=features)
 
     def _features(self) -> JsonDict:
         return self.before.schema.to_features(self.before.prepare, self.before.features)

@@ -189,7 +189,7 @@ def write_later_rows(before: PreparedWith, path: str, out: Path) -> tuple[Manife
 def schema_in(known: Schema, prepare: PrepareSpec, inputs: Inputs, files: Sequence[InputFile]) -> Schema:
     """Return the roles of the columns as they were, in the format that these files have."""
     if known.format == "csv" and known.columns and not known.has_header and not prepare.delimiter:
-        prepare = prepare.model_copy(update={"delimiter": known.delimiter})
+        prepare = prepare.changed(delimiter=known.delimiter)
     return fit_schema(known, take_sample(prepare, known.needed, inputs, files), files[0].uri)
 
 

@@ -197,7 +197,7 @@ def _open_inputs(spec: RunSpec) -> tuple[RunSpec, Schema, Inputs, list[InputFile
         from embark.data.prepare.sequences import log_options, log_schema
 
         prepare = log_options(spec.data.prepare, spec.data.interactions)
-        spec = spec.model_copy(update={"data": spec.data.model_copy(update={"prepare": prepare})})
+        spec = spec.changed(data=spec.data.changed(prepare=prepare))
         return spec, log_schema(spec, inputs, files), inputs, files, None
     earlier = open_earlier(spec, _REVISION)
     if earlier is None:

@@ -82,7 +82,7 @@ def log_schema(spec: RunSpec, inputs: Inputs, files: Sequence[InputFile]) -> Sch
     time = names.get("times", "")
     if data.prepare.split == "time" and not time:
         raise DataError(f"{where}: a split by time needs times", fix="name their column in data.time_column")
-    times = find_times(spec.features, data.model_copy(update={"time_column": time, "prepare": prepare}),
+    times = find_times(spec.features, data.changed(time_column=time, prepare=prepare),
                        sample.columns, where)
     features = {names["users"]: table_name(names["users"]),
                 names["items"]: spec.model.sequence.history or table_name(names["items"])}

@@ -192,7 +192,7 @@ def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
     follow the number of training rows. What the spec gives must fit the data."""
     model, layout = spec.model, manifest.layout
     if SEQUENCES in manifest.settings:
-        return with_train_defaults(spec.model_copy(update={"model": _model_of_log(spec, manifest)}),
+        return with_train_defaults(spec.changed(model=_model_of_log(spec, manifest)),
                                    manifest.num_rows("train"), manifest.rows_by_split[spec.data.eval_split])
     changes: dict[str, object] = {}
     if "num_dense" not in model.model_fields_set:
@@ -207,7 +207,7 @@ def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
             fix="change [model] so; or leave tables, num_tables, rows_per_table and num_dense out of it, to take "
                 "those of the data; or prepare the data again: embark data prepare SPEC",
         )
-    return with_train_defaults(spec.model_copy(update={"model": model}), manifest.num_rows("train"),
+    return with_train_defaults(spec.changed(model=model), manifest.num_rows("train"),
                                manifest.num_rows(spec.data.eval_split))
 
 
@@ -231,8 +231,8 @@ def _model_of_log(spec: RunSpec, manifest: Manifest) -> ModelSpec:
                        multi_hot=how.num_negatives, max_length=how.num_negatives)]
         if roles.times:
             found.append(Table(name=roles.times, rows=1, lookup=False, **history))
-        return model.model_copy(update={"tables": tuple(found), "sequence": roles,
-                                        "num_dense": model.num_dense if "num_dense" in model.model_fields_set else 0})
+        return model.changed(tables=tuple(found), sequence=roles,
+                             num_dense=model.num_dense if "num_dense" in model.model_fields_set else 0)
     for table in model.table_list():
         if table.name == roles.history and table.rows < item.rows:
             raise DataError(f"{spec.data.path}: {table.name}: rows = {table.rows:,}, and the log has items up to row "

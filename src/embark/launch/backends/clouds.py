@@ -6,7 +6,6 @@ import re
 import shlex
 import string
 import time
-import tomllib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
@@ -24,12 +23,12 @@ from embark.render.job import Job
 from embark.render.shell_text import LOGINS, Step, substitute
 from embark.render.shell_text import Shell as ShellText
 from embark.store import write_atomic
-from embark.values import JsonDict, frozen
+from embark.values import JsonDict, frozen, read_table
 
 CHANGE_S = 1200.0  # Limit of a command that creates or deletes something: some return only when it is done.
 SESSION_MANAGER_S = 20.0
 MachineState = Literal["starting", "running", "stopped", "gone"]
-TABLE: dict[str, JsonDict] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+TABLE: dict[str, JsonDict] = read_table(__file__, "clouds.toml")
 
 
 @frozen

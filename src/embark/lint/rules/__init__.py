@@ -3,10 +3,8 @@ it names as `check`, with the row's `with`. A check gets what its first paramete
 tuples fills the next parameters too, and `manifests` is last."""
 
 import re
-import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from embark.lint.edits import replace_within
@@ -15,6 +13,7 @@ from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits, Rule
 from embark.lint.rules import aws_azure, files, following, gcp, jobs, kubeflow, rendezvous, serving, slurm
 from embark.lint.shell import Command
+from embark.values import read_table
 
 SUBJECTS: dict[str, Callable[[Manifests], Iterable[Any]]] = {
     "manifests": lambda manifests: [manifests], "job": lambda manifests: manifests.jobs,
@@ -66,4 +65,4 @@ def _rule(row: Mapping[str, Any]) -> Rule:
 
 
 ALL_RULES: tuple[Rule, ...] = tuple(
-    _rule(row) for row in tomllib.loads(Path(__file__).with_name("rules.toml").read_text(encoding="utf-8"))["rule"])
+    _rule(row) for row in read_table(__file__, "rules.toml")["rule"])

@@ -41,9 +41,9 @@ class Search(NamedTuple):
 def search_job(spec: RunSpec) -> RunSpec:
     """Return what each job of a search asks for: one node, with one GPU if there are any, as one process trains."""
     num_gpus = min(1, make_job(spec, load_catalog()).machine.num_gpus)
-    slurm = spec.place.slurm.model_copy(update={"gpus_per_node": num_gpus})
-    place = spec.place.model_copy(update={"nodes": 1, "slurm": slurm})
-    return spec.model_copy(update={"name": f"{spec.name}-tune", "place": place})
+    slurm = spec.place.slurm.changed(gpus_per_node=num_gpus)
+    place = spec.place.changed(nodes=1, slurm=slurm)
+    return spec.changed(name=f"{spec.name}-tune", place=place)
 
 
 def render_slurm(job: Job) -> list[File]:

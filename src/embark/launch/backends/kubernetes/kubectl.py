@@ -3,9 +3,7 @@
 import json
 import re
 import shlex
-import tomllib
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Literal
 
 from embark.catalog import load_catalog
@@ -15,10 +13,10 @@ from embark.kubernetes.contract import CONTRACT, Forbidden
 from embark.launch.http import API_RETRY, Unavailable, retry_api
 from embark.launch.shell import CommandResult, Notify, Shell
 from embark.store.errors import RetryPolicy
-from embark.values import JsonDict, JsonMap, frozen
+from embark.values import JsonDict, JsonMap, frozen, read_table
 
 ErrorKind = Literal["away", "token", "forbidden", "not found", "there already", "no such kind", "no cluster", "other"]
-_TABLE: JsonDict = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_TABLE: JsonDict = read_table(__file__, "kubectl.toml")
 
 
 @frozen
