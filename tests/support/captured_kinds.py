@@ -18,6 +18,11 @@ FILE = ("data.kind=columns", "data.dense_columns=['age']", "model.num_dense=1", 
 TOWERS = (*FILE, "model.kind=two_tower", "model.tables=[{name='user', rows=60}, {name='item', rows=40}, "
           "{name='shops', rows=9, multi_hot=2}]", "model.two_tower.item=item", "model.two_tower.user=user",
           "model.two_tower.user_layers=[8]")
+WEIGHTED = (*FILE, "model.tables=[{name='shops', rows=9, multi_hot=4, pooling='mean', weights_column='seconds'}, "
+            "{name='user', rows=60}, {name='item', rows=40, weights_column='times'}]")
+DYNAMIC = ("model.tables=[{name='a', ids='dynamic', rows=900, capacity=64, evict='lfu', half_life=7}, {name='b', "
+           "ids='dynamic', rows=400, capacity=32, multi_hot=2}, {name='c', shares='b', multi_hot=3}, "
+           "{name='d', rows=7}]",)
 KINDS: dict[str, tuple[str, ...]] = {
     "shared_bottom": (*TASKS, "model.task_head=shared_bottom"),
     "mmoe": (*TASKS, "model.task_head=mmoe", "model.num_experts=3", "model.dropout=0.2"),
@@ -25,6 +30,11 @@ KINDS: dict[str, tuple[str, ...]] = {
     "tasks_of_a_field_network": (*TASKS, "model.kind=deepfm"),
     "two_tower_in_batch": TOWERS,
     "two_tower_sampled": (*TOWERS, "model.two_tower.num_sampled_negatives=32"),
+    "weighted_ids": WEIGHTED,
+    "weighted_ids_of_a_field_network": (*WEIGHTED, "model.kind=deepfm"),
+    "dynamic_tables_of_a_field_network": (*DYNAMIC, "model.kind=masknet"),
+    "dynamic_tables_of_tasks": (*DYNAMIC, "model.tasks=[{name='click'}, {name='stars', loss='regression'}]"),
+    "many_ids": ("model.tables=[{name='a', rows=9, multi_hot=1500}]", "train.batch_size=8", "data.num_eval_samples=8"),
 }
 
 
@@ -33,10 +43,12 @@ def sets_of(kind: str, folder: Path) -> tuple[str, ...]:
     path, draw = folder / "samples.csv", random.Random(1)
     if "data.kind=columns" not in KINDS[kind]:
         return KINDS[kind]
-    lines = ["user,item,shops,age,label"]
+    lines = ["user,item,times,shops,seconds,age,label"]
     for _ in range(2000):
-        user, shops = draw.randrange(60), "|".join(str(draw.randrange(9)) for _ in range(draw.randrange(3)))
-        lines.append(f"{user},{user % 4 + 4 * draw.randrange(10)},{shops},{draw.random()},{int(draw.random() < 0.8)}")
+        user, num_shops = draw.randrange(60), draw.randrange(3)
+        shops, seconds = ("|".join(str(draw.randrange(low, 9)) for _ in range(num_shops)) for low in (0, 1))
+        lines.append(f"{user},{user % 4 + 4 * draw.randrange(10)},{draw.random()},{shops},{seconds},{draw.random()},"
+                     f"{int(draw.random() < 0.8)}")
     path.write_text("\n".join(lines) + "\n")
     return (*KINDS[kind], f"data.path={path}")
 

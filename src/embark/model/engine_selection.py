@@ -8,12 +8,16 @@ from embark.model.work import TRACED
 from embark.spec import ModelSpec, RunSpec, TrainSpec
 from embark.spec.model import FIELD_KINDS
 
+MAX_IDS_PER_SAMPLE = 1024  # Past this the slots kept for ids that most samples lack cost more than the launches saved.
 UNTIMED: dict[str, Callable[[ModelSpec], bool]] = {
     "several tasks": lambda model: bool(model.tasks),
     "two towers": lambda model: model.kind == "two_tower",
+    "weighted ids": lambda model: model.has_weighted_ids,
+    "dynamic tables and gradients by autograd": lambda model: model.has_dynamic_tables and model.goes_back_by_autograd,
+    f"more than {MAX_IDS_PER_SAMPLE} ids a sample": lambda model:
+        sum(table.multi_hot for table in model.table_list()) > MAX_IDS_PER_SAMPLE,
 }
 """What `auto` leaves to the pipeline until its captured step was timed on a GPU."""
-MAX_IDS_PER_SAMPLE = 1024  # Past this the slots kept for ids that most samples lack cost more than the launches saved.
 
 
 def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
@@ -51,15 +55,10 @@ def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool)
         return f"{spec.model.kind} does not run without values, as a captured step must: {note.partition(': ')[2]}"
     if sequence := next((t for t in spec.model.tables if t.is_sequence), None):
         return f"{sequence.name} is a sequence, and the captured step pools the rows of every feature"
-    if spec.model.has_dynamic_tables and spec.model.goes_back_by_autograd:
-        return f"{spec.model.kind} is not captured with dynamic tables"
-    if weighted := next((t for t in spec.model.tables if t.weights_column), None):
-        return f"the ids of {weighted.name} have weights, which the captured step has no place for"
+    if spec.model.has_weighted_ids and spec.train.embedding_l2:
+        return "train.embedding_l2 has no gradient for weighted ids in the captured step"
     if copied := next((t for t in spec.model.tables if t.sharding == "data_parallel"), None):
         return f"table {copied.name} is data-parallel, and the captured step has no such update"
-    num_ids = sum(t.multi_hot for t in spec.model.table_list())
-    if num_ids > MAX_IDS_PER_SAMPLE:
-        return f"up to {num_ids} ids a sample, each with a slot in the graph, are too many"
     if device == "cuda" and has_tables_on_host:
         return "some tables live in the host's memory"
     return ""

@@ -16,9 +16,13 @@ def test_two_captured_ranks_give_the_losses_of_the_pipeline(ranks, torchrun, one
     assert two.last_eval()["auc"] == pytest.approx(one.last_eval()["auc"], rel=1e-3)
 
 
-def test_two_captured_ranks_train_several_tasks_as_one_does(ranks):
-    tasks = ("model.tasks=[{name='click'}, {name='stars', loss='regression', weight=0.2}]", "model.task_head=mmoe")
-    one, two = (ranks(num, *tasks, f"train.engine={engine}", name=engine)
+@pytest.mark.parametrize("sets", [
+    ("model.tasks=[{name='click'}, {name='stars', loss='regression', weight=0.2}]", "model.task_head=mmoe"),
+    ("model.tables=[{name='a', rows=90, multi_hot=3, pooling='mean', weights_column='w'}, {name='b', rows=60}]",
+     "train.sharding=row_wise"),
+], ids=["tasks", "weighted_ids"])
+def test_two_captured_ranks_train_as_one_does(ranks, sets):
+    one, two = (ranks(num, *sets, f"train.engine={engine}", name=engine)
                 for num, engine in ((1, "pipeline"), (2, "cuda_graph")))
     assert (one.code, two.code) == (0, 0), one.output + two.output
     assert two.events("start")[0]["engine"] == "cuda_graph"

@@ -74,13 +74,12 @@ def test_auto_takes_the_pipeline_on_a_cpu_and_says_why(train_tiny):
 
 
 def test_what_cannot_be_captured_is_refused_with_the_reason(train_tiny):
-    tables = "model.tables=[{name='a', rows=9, multi_hot=2000}]"
-    small = ("train.batch_size=8", "data.num_eval_samples=8")
-    with pytest.raises(UserError, match=r"cannot be used: up to 2000 ids a sample"):
-        train_tiny("train.engine=cuda_graph", tables, *small)
-    start = train_tiny("train.num_steps=1", tables, *small).of("start")[0]
+    tables = "model.tables=[{name='a', rows=9, sharding='data_parallel'}, {name='b', rows=9}]"
+    with pytest.raises(UserError, match=r"cannot be used: table a is data-parallel"):
+        train_tiny("train.engine=cuda_graph", tables)
+    start = train_tiny("train.num_steps=1", tables).of("start")[0]
     assert start["engine"] == "pipeline"
-    assert "2000 ids a sample" in start["engine_reason"]
+    assert "table a is data-parallel" in start["engine_reason"]
 
 
 def test_a_loss_that_is_no_number_names_its_step(train_tiny):

@@ -32,13 +32,15 @@ def tables(optimizer: EmbOptimType):
     return batch
 
 
+@pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("optimizer", [EmbOptimType.EXACT_ROWWISE_ADAGRAD, EmbOptimType.EXACT_ADAGRAD])
-def test_rows_and_updates_are_those_of_fbgemm(kernels, optimizer):
+def test_rows_and_updates_are_those_of_fbgemm(kernels, optimizer, is_weighted):
     generator = torch.Generator().manual_seed(4)
     ids = torch.cat([torch.randint(-1, rows, (NUM_SAMPLES * NUM_IDS,), generator=generator, dtype=torch.int32)
                      for rows, _ in TABLES])
     width = sum(dim for _, dim in TABLES)
     grads = torch.randn(NUM_SAMPLES, width, generator=generator)
+    factors = torch.rand(len(ids), generator=generator) if is_weighted else None
     step = torch.zeros(1, dtype=torch.int64)
     results = []
     for kind in (FbgemmLookup, KernelLookup):
@@ -50,9 +52,9 @@ def test_rows_and_updates_are_those_of_fbgemm(kernels, optimizer):
             lookup = FbgemmLookup(plans, NUM_SAMPLES, 0, step)
         else:
             on_device = Device(torch.tensor([RATE]), step, torch.full((1,), torch.iinfo(torch.int64).max), step)
-            lookup = KernelLookup(plans, NUM_SAMPLES, on_device, EPS, 0.0)
+            lookup = KernelLookup(plans, NUM_SAMPLES, on_device, EPS, 0.0, has_factors=is_weighted)
         out = torch.full((NUM_SAMPLES, width), torch.nan)
-        lookup.forward(ids, out)
+        lookup.forward(ids, out, factors)
         lookup.sort(grads)
         lookup.backward(grads)
         results.append((out, batch.weights_host.data.clone(), batch.momentum1_host.clone()))

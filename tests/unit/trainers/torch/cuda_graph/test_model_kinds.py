@@ -48,7 +48,8 @@ def test_nothing_in_the_network_waits_for_the_device(train_tiny, tmp_path, monke
 
         monkeypatch.setattr(holder, name, calling)
 
-    watched(engine.AutogradNetwork, "backward_to_pooled")
+    for network in (engine.AutogradNetwork, engine.Network):
+        watched(network, "backward_to_pooled")
     watched(engine.CudaGraphEngine, "_measure")
     train_tiny(*sets_of(kind, tmp_path), "train.num_steps=2", "train.engine=cuda_graph")
     assert num_calls == ["backward_to_pooled", "_measure"] * 2

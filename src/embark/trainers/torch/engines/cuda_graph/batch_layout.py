@@ -18,13 +18,14 @@ from torch import Tensor
 
 from embark.data import Batch, Loader, SampleSource
 from embark.data.dynamic_ids import NO_ID
-from embark.data.loader import RawLoader, Share, num_loader_threads
+from embark.data.loader import RawLoader, Share, num_loader_threads, pooling_weights
 from embark.data.prepared.order import TABLE_COLUMNS, num_in_table
 from embark.data.prepared.source import PreparedSource, RawBatches
 from embark.data.synthetic import EVAL, TRAIN, SyntheticSource
 from embark.features.hashing import FIRST, SECOND, STEP
 from embark.features.layout import Field
 from embark.model.steps import EVAL_SAMPLES, num_together
+from embark.spec import Table
 from embark.trainers.torch.batch import RawDecoder, pinned
 from embark.trainers.torch.device_samples import DeviceSampler, Samples
 from embark.trainers.torch.engines.pipeline import BatchRange
@@ -63,6 +64,7 @@ class PackedLayout:
     num_ids: tuple[int, ...]
     num_labels: int = 0  # Labels of each sample; 0: there is one, and no dimension for it.
     extend: Callable[[Batch, int], Batch] | None = None  # Appends samples to the batch of a step.
+    weighted: tuple[Table, ...] = ()  # All features, if ids have weights, which then follow the ids.
     is_wide: bool = False
     """Ids have 64 bits, as those of dynamic tables may, and `NO_ID` in place of −1."""
 
@@ -86,7 +88,7 @@ class PackedLayout:
 
     def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
         """Return dense features, ids and label as views."""
-        label, dense, ids, _ = self.starts
+        label, dense, ids, *_ = self.starts
         n = self.num_samples
         return (
             buffer[dense : dense + 4 * n * self.num_dense].view(torch.float32).view(n, self.num_dense),
@@ -96,32 +98,44 @@ class PackedLayout:
                 (n, self.num_labels) if self.num_labels else (n,)),
         )
 
+    def factors(self, buffer: Tensor) -> Tensor | None:
+        """Return what the row of each id is multiplied by, 0 where there is none; None if ids have no weights."""
+        return buffer[self.starts[3] :].view(torch.float32) if self.weighted else None
+
     def pack(self, batch: Batch, into: NDArray[np.uint8]) -> None:
         """Write `batch` into the buffer `into`."""
-        label, dense, ids, _ = self.starts
+        label, dense, ids, factors, _ = self.starts
         n = self.num_samples
         into[label : label + 4 * batch.label.size].view(np.float32)[:] = batch.label.reshape(-1)
         into[dense : dense + 4 * n * self.num_dense].view(np.float32)[:] = batch.dense.reshape(-1)
         to: NDArray[Any] = into[ids : ids + self._id_bytes * n * sum(self.num_ids)].view(
             np.int64 if self.is_wide else np.int32)
-        if batch.ids.size == to.size:
-            to[:] = batch.ids
+        self._spread(batch.ids, batch, to, NO_ID if self.is_wide else -1)
+        if self.weighted:
+            self._spread(pooling_weights(batch, self.weighted), batch, into[factors:].view(np.float32), 0)
+
+    def _spread(self, values: NDArray[Any], batch: Batch, to: NDArray[Any], missing: int) -> None:
+        """Give each sample room for as many ids as it may have."""
+        if values.size == to.size:
+            to[:] = values
             return
         start = at = 0
         for most, lengths in zip(self.num_ids, batch.lengths, strict=True):
-            rows = to[at : at + n * most].reshape(n, most)
-            rows.fill(NO_ID if self.is_wide else -1)
+            rows = to[at : at + self.num_samples * most].reshape(self.num_samples, most)
+            rows.fill(missing)
             count = int(lengths.sum())
-            rows[np.arange(most) < lengths[:, None]] = batch.ids[start : start + count]
+            rows[np.arange(most) < lengths[:, None]] = values[start : start + count]
             start += count
-            at += n * most
+            at += self.num_samples * most
 
     @property
-    def starts(self) -> tuple[int, int, int, int]:
-        """First bytes of label, dense features and ids, and the size of all."""
+    def starts(self) -> tuple[int, int, int, int, int]:
+        """First bytes of label, dense features, ids and their factors, and the size of all."""
         dense = _aligned(4 * self.num_samples * max(1, self.num_labels))
         ids = dense + _aligned(4 * self.num_samples * self.num_dense)
-        return 0, dense, ids, ids + _aligned(self._id_bytes * self.num_samples * sum(self.num_ids))
+        num_ids = self.num_samples * sum(self.num_ids)
+        factors = ids + _aligned(self._id_bytes * num_ids)
+        return 0, dense, ids, factors, factors + 4 * num_ids * bool(self.weighted)
 
     @property
     def _id_bytes(self) -> int:
@@ -166,7 +180,7 @@ class DrawnLayout:
     def samples(self, buffer: Tensor, num_batches: int) -> Samples:
         """Return views of the first batches, all together."""
         packed = buffer.view(self.max_batches, self._packed.size_bytes)[:num_batches]
-        label, dense, ids, _ = self._packed.starts
+        label, dense, ids, *_ = self._packed.starts
         n, num_dense = self._packed.num_samples, self._packed.num_dense
         return Samples(
             packed[:, dense : dense + 4 * n * num_dense].view(torch.float32).view(num_batches, n, num_dense),

@@ -198,6 +198,7 @@ class CudaGraphEngine(Engine):
             (sizes.id_starts[f], sizes.num_ids[f], sizes.columns[f], sizes.widths[f])
             for f, table in enumerate(self._tables)
             if table.pooling == "mean" and table.multi_hot > 1 and self._must_divide(f)
+            and not spec.model.has_weighted_ids  # whose factors divide
         ]
         self._dynamic = DynamicStep(inputs.dynamic, sizes, world) if inputs.dynamic else None
         self._step.fill_(step - 1)  # which the step begins by counting
@@ -231,7 +232,10 @@ class CudaGraphEngine(Engine):
         dense, ids, _ = self.layout.decode(self._slots[self._slot], self._number)
         network.inputs.copy_(dense)
         exchange = self._exchange
-        self._lookup.forward(exchange.ids(ids) if exchange else ids, exchange.looked_up if exchange else network.pooled)
+        ids = ids if self._dynamic is None else self._dynamic(ids, None)
+        factors = self._factors(self._slot)
+        self._lookup.forward(exchange.ids(ids) if exchange else ids, exchange.looked_up if exchange else network.pooled,
+                             exchange.ids(factors) if exchange and factors is not None else factors)
         if exchange:
             exchange.pooled(network.pooled)
         self._divide(ids, network.pooled)
@@ -261,7 +265,8 @@ class CudaGraphEngine(Engine):
             return FbgemmLookup(plans, num_samples, rounding_seed(spec), self._step)
         seed = torch.tensor([rounding_seed(spec)], device=self._device)
         return KernelLookup(plans, num_samples, Device(self._rates.now, self._step, self._bad_id, seed),
-                            spec.train.eps, spec.train.embedding_l2 / num_rows(spec))
+                            spec.train.eps, spec.train.embedding_l2 / num_rows(spec),
+                            has_factors=spec.model.has_weighted_ids)
 
     def _must_divide(self, feature: int) -> bool:
         """Return whether the engine has to turn a feature's sums into means.
@@ -326,14 +331,15 @@ class CudaGraphEngine(Engine):
         if not has_ids:
             ids = torch.full_like(ids, -1 if ids.dtype == torch.int32 else NO_ID)
         self._rates.start(dense, network.inputs, self._step)
-        looked_up = network.pooled
+        looked_up, factors = network.pooled, self._factors(slot)
         if exchange:
             ids = self._rows_of(ids, has_ids=has_ids)
             wanted, looked_up = exchange.ids(ids), exchange.looked_up
+            factors = None if factors is None else exchange.ids(factors)
         with self._fork("tables")():
             if not exchange:
                 wanted = ids = self._rows_of(ids, has_ids=has_ids)
-            self._lookup.forward(wanted, looked_up)
+            self._lookup.forward(wanted, looked_up, factors)
         network.forward_bottom()
         self._join("tables")
         with self._fork("sort")():
@@ -369,6 +375,9 @@ class CudaGraphEngine(Engine):
         self._ops.optimizer_step(flat.master, flat.indices, flat.grads, flat.shadow, flat.state, flat.second_state,
                                  self._rates.now[-1:], self._step, flat.decays, optimizer=train.dense_optimizer,
                                  eps=train.eps)
+
+    def _factors(self, slot: int) -> Tensor | None:
+        return self.layout.factors(self._slots[slot]) if isinstance(self.layout, PackedLayout) else None
 
     def _rows_of(self, ids: Tensor, *, has_ids: bool) -> Tensor:
         return ids if self._dynamic is None else self._dynamic(ids, self._step, has_ids=has_ids)
@@ -453,9 +462,10 @@ def _batch_layout(inputs: EngineInputs, source: SampleSource) -> BatchLayout:
     the GPU, or packed batches, as several labels and sampled negatives need."""
     spec, world, tables = inputs.spec, inputs.world, inputs.spec.model.table_list()
     num_samples = num_rows(spec) // world.world_size
-    if spec.model.tasks or inputs.extend:
+    if spec.model.tasks or inputs.extend or spec.model.has_weighted_ids:
         return PackedLayout(num_samples, spec.model.num_dense, tuple(t.multi_hot for t in tables),
-                            len(spec.model.tasks), inputs.extend, is_wide=spec.model.has_dynamic_tables)
+                            len(spec.model.tasks), inputs.extend, tables if spec.model.has_weighted_ids else (),
+                            is_wide=spec.model.has_dynamic_tables)
     if isinstance(source, PreparedSource) and source.layout.is_fixed:
         stored = {f.name: f.multi_hot for f in source.layout.features}
         if all(stored.get(t.name) == t.multi_hot for t in tables):
@@ -519,8 +529,9 @@ class DynamicStep:
         self._exchange = IdExchange([[num_ids[f] for f in of_table] for of_table in dynamic.features], world)
         self._before_any = torch.zeros(1, dtype=torch.int64, device=device)
 
-    def __call__(self, ids: Tensor, step: Tensor, *, has_ids: bool = True) -> Tensor:
-        """Return rows; without `has_ids` there are none to replace, and the map stays as it is."""
+    def __call__(self, ids: Tensor, step: Tensor | None, *, has_ids: bool = True) -> Tensor:
+        """Return rows; without `has_ids` there are none to replace, and without a step none to add: the map stays as it
+        is."""
         own = ids if self._positions is None else ids.index_select(0, self._positions)
         rows = self._dynamic.rows(own, self._exchange, step if has_ids else self._before_any)
         if self._positions is None:

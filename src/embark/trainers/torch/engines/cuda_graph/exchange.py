@@ -62,7 +62,8 @@ class Exchange:
         ] or [torch.empty(0, dtype=torch.int64)]).to(device)
         self.id_starts = {f: world_size * within[at] for at, f in enumerate(features[rank])}
         """Where the ids of each of this rank's features begin in what `ids` gives."""
-        self._got_ids = torch.zeros(world_size * num_mine, dtype=torch.int32, device=device)
+        self._got = {dtype: torch.zeros(world_size * num_mine, dtype=dtype, device=device)
+                     for dtype in (torch.int32, torch.float32)}
         self._widths = [sum(s.num_columns for s in of_rank) for of_rank in self._of_rank]
         self.width = self._widths[rank]
         self.num_global = world_size * n
@@ -73,9 +74,11 @@ class Exchange:
         self._row_splits = sorted({s.feature for s in shards if s.num_rows < _rows_of(shards, s.feature)})
 
     def ids(self, ids: Tensor) -> Tensor:
-        """Return the ids of the features that this rank holds, over the whole batch, feature by feature."""
-        dist.all_to_all_single(self._got_ids, ids.index_select(0, self._send_ids), self._get_sizes, self._send_sizes)
-        return self._got_ids.index_select(0, self._sort_ids)
+        """Return the ids, or their factors, of the features that this rank holds, over the whole batch, feature by
+        feature."""
+        got = self._got[ids.dtype]
+        dist.all_to_all_single(got, ids.index_select(0, self._send_ids), self._get_sizes, self._send_sizes)
+        return got.index_select(0, self._sort_ids)
 
     def pooled(self, out: Tensor) -> None:
         """Send the looked-up vectors to the ranks that own the samples, and assemble the received ones in `out`."""

@@ -125,11 +125,12 @@ class FbgemmLookup:
         for batch, plans in self._batches:
             batch.set_learning_rate(rates[plans[0].rate])
 
-    def forward(self, ids: Tensor, out: Tensor) -> None:
+    def forward(self, ids: Tensor, out: Tensor, factors: Tensor | None = None) -> None:
+        """Look the rows up, each multiplied by its id's factor, if there are any."""
         self._outputs = []
         for batch, plans in self._batches:
             with torch.enable_grad():
-                rows = batch(*self._bags(ids, batch, plans))
+                rows = batch(*self._bags(ids, batch, plans, factors))
             self._outputs.append(rows)
             start = 0
             for one in plans:
@@ -151,9 +152,11 @@ class FbgemmLookup:
         torch.autograd.backward(self._outputs, incoming)
         self._outputs = []
 
-    def _bags(self, ids: Tensor, batch: Any, plans: Sequence[LookupPlan]) -> tuple[Tensor, Tensor]:
-        """Return indices and offsets of the ids that fall into each shard's rows."""
-        indices, counts = [], []
+    def _bags(
+        self, ids: Tensor, batch: Any, plans: Sequence[LookupPlan], factors: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Return indices and offsets of the ids that fall into each shard's rows, and their factors."""
+        indices, counts, of_indices = [], [], []
         by_position = {p.local.position: p for p in plans}
         for position in range(len(batch.weights_offsets)):  # of each feature, whichever table it has
             one = by_position.get(position)
@@ -166,9 +169,11 @@ class FbgemmLookup:
             is_complete = one.local.shard.num_rows == one.table_rows
             is_mine = rows != -1 if is_complete else (rows >= 0) & (rows < one.local.shard.num_rows)
             indices.append(rows[is_mine])
+            if factors is not None:
+                of_indices.append(factors[one.id_start : one.id_start + size][is_mine])
             counts.append(is_mine.view(self._num_samples, one.num_ids).sum(1))
         offsets = torch.nn.functional.pad(torch.cat(counts).cumsum(0), (1, 0)).to(ids.dtype)
-        return torch.cat(indices), offsets
+        return torch.cat(indices), offsets, *([torch.cat(of_indices)] if of_indices else [])
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,19 +190,22 @@ class KernelLookup:
     """Triton's kernels over FBGEMM's storage: buffers of fixed size, nothing decided on the host."""
 
     def __init__(
-        self, plans: Sequence[LookupPlan], num_samples: int, device: Device, eps: float, l2: float
+        self, plans: Sequence[LookupPlan], num_samples: int, device: Device, eps: float, l2: float,
+        *, has_factors: bool = False,
     ) -> None:
-        """`l2` is the penalty on looked-up rows, divided by the batch size."""
+        """`l2` is the penalty on looked-up rows, divided by the batch size; `has_factors` says whether `forward` gets
+        some."""
         self._groups = [
-            _Group(batch, of_batch, num_samples, device, eps, l2) for batch, of_batch in _by_width(plans)
+            _Group(batch, of_batch, num_samples, device, eps, l2, has_factors=has_factors)
+            for batch, of_batch in _by_width(plans)
         ]
 
     def set_rates(self, rates: Sequence[float]) -> None:
         """Do nothing: the kernels read the rates on the device."""
 
-    def forward(self, ids: Tensor, out: Tensor) -> None:
+    def forward(self, ids: Tensor, out: Tensor, factors: Tensor | None = None) -> None:
         for group in self._groups:
-            group.forward(ids, out)
+            group.forward(ids, out, factors)
 
     def sort(self, grads: Tensor) -> None:
         for group in self._groups:
@@ -218,7 +226,8 @@ class _Group:
     """
 
     def __init__(
-        self, batch: Any, plans: Sequence[LookupPlan], num_samples: int, on_device: Device, eps: float, l2: float
+        self, batch: Any, plans: Sequence[LookupPlan], num_samples: int, on_device: Device, eps: float, l2: float,
+        *, has_factors: bool,
     ) -> None:
         from embark.trainers.torch.engines.cuda_graph import table_kernels as kernels
 
@@ -250,6 +259,7 @@ class _Group:
             _keys_sorted_together([a[6] for a in about], num_samples, key_start),
             torch.tensor(slots, dtype=torch.int32, device=device), num_samples,
             math.gcd(16, self._dim, *(one.column for one in plans)),
+            *(torch.zeros(key_start, device=device) for _ in range(2 * has_factors)),
         )
         self._partial = torch.zeros(kernels.partial_shape(key_start, self._dim), device=device)
         self._offset_multiple = math.gcd(16, *offsets) if any(offsets) else 0
@@ -264,10 +274,11 @@ class _Group:
         if self._weights.dtype != torch.float32:
             self._rounding = kernels.Rounding(on_device.seed, torch.tensor(origins, device=device))
 
-    def forward(self, ids: Tensor, out: Tensor) -> None:
+    def forward(self, ids: Tensor, out: Tensor, factors: Tensor | None) -> None:
         self._kernels.look_up(
             ids, self._weights, self._about, out, self._keys, self._on_device.trouble, self._on_device.step,
-            num_samples=self._num_samples, dim=self._dim, column_multiple=self._sorted_ids.column_multiple,
+            factors, self._sorted_ids.key_factors, num_samples=self._num_samples, dim=self._dim,
+            column_multiple=self._sorted_ids.column_multiple,
             offset_multiple=self._offset_multiple,
         )
 

@@ -34,17 +34,19 @@ SAMPLES_AT_A_TIME = 8
 
 def look_up(
     ids: Tensor, weights: Tensor, shards: Tensor, out: Tensor, keys: Tensor, trouble: Tensor, step: Tensor,
+    factors: Tensor | None = None, key_factors: Tensor | None = None,
     *, num_samples: int, dim: int, column_multiple: int, offset_multiple: int,
 ) -> None:
     """Pool the rows of every shard into its columns of `out`, and write the sort key of every id.
 
-    An id outside its table counts as none, and the first step it happened in is kept in `trouble`. `column_multiple`:
+    `factors` has what the row of each id is multiplied by, and `key_factors` gets them in the order of the keys. An id
+    outside its table counts as none, and the first step it happened in is kept in `trouble`. `column_multiple`:
     what the columns in `out` are multiples of; `offset_multiple`: what the shards' offsets are, 0 where all are 0.
     """
     grid = (triton.cdiv(num_samples, SAMPLES_AT_A_TIME), shards.shape[0])
     _look_up[grid](
-        ids, weights, shards, out, keys, trouble, step, num_samples, out.stride(0), dim, BLOCK=SAMPLES_AT_A_TIME,
-        DIM=triton.next_power_of_2(dim), MULTIPLE=column_multiple, OFFSETS=offset_multiple,
+        ids, weights, shards, out, keys, trouble, step, factors, key_factors, num_samples, out.stride(0), dim,
+        BLOCK=SAMPLES_AT_A_TIME, DIM=triton.next_power_of_2(dim), MULTIPLE=column_multiple, OFFSETS=offset_multiple,
         num_warps=1 if dim <= 64 else 2,
     )
 
@@ -76,6 +78,8 @@ class SortedIds:
     slots: Tensor  # [ids a sample has in all shards, 4]: shard, first position, ids a sample, column of its shard.
     num_samples: int
     column_multiple: int  # Common divisor of the columns in `slots`.
+    key_factors: Tensor | None = None  # What each id's row is multiplied by, before the sort.
+    factors: Tensor | None = None  # The same behind the sort.
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +94,9 @@ def locate(ids: SortedIds, grad_stride: int) -> None:
     """Find where the gradients of sorted ids are, and which have the same row; needs no gradient, so nothing waits for
     it."""
     num_keys = ids.keys.numel()
-    _locate[(triton.cdiv(num_keys, 512),)](ids.keys, ids.places, ids.slots, num_keys, ids.segment, ids.num_samples,
-                                           grad_stride, TILE=tiles(num_keys)[0], BLOCK=512, num_warps=4)
+    _locate[(triton.cdiv(num_keys, 512),)](
+        ids.keys, ids.places, ids.slots, ids.key_factors, ids.factors, num_keys, ids.segment, ids.num_samples,
+        grad_stride, TILE=tiles(num_keys)[0], BLOCK=512, num_warps=4)
 
 
 def update(
@@ -108,7 +113,7 @@ def update(
     # What is None takes no part in the compiled kernel.
     seed, origins = (rounding.seed, rounding.origins) if rounding else (None, None)
     stepped = step if rounding or "adam" in rows.optimizer else None
-    of_ids = (ids.keys, ids.places, grads, num_keys)
+    of_ids = (ids.keys, ids.places, grads, ids.factors, num_keys)
     of_rows = (rows.weights, rows.state, rows.second_state, rows.state_shifts, rows.offsets, rates, stepped, seed,
                origins, rows.dim, rows.eps, rows.l2 or None)
     multiple = math.gcd(ids.column_multiple, grads.stride(0))
@@ -139,8 +144,8 @@ def partial_shape(num_keys: int, dim: int) -> tuple[int, int]:
 
 @triton.jit
 def _look_up(
-    ids, weights, shards, out, keys, trouble, step, num_samples, out_stride, dim, BLOCK: tl.constexpr,
-    DIM: tl.constexpr, MULTIPLE: tl.constexpr, OFFSETS: tl.constexpr,
+    ids, weights, shards, out, keys, trouble, step, factors, key_factors, num_samples, out_stride, dim,
+    BLOCK: tl.constexpr, DIM: tl.constexpr, MULTIPLE: tl.constexpr, OFFSETS: tl.constexpr,
 ):
     shard = tl.program_id(1)
     about = shards + shard * FIELDS
@@ -168,7 +173,12 @@ def _look_up(
         element = key.to(tl.int64)[:, None] * dim + columns[None, :]
         if OFFSETS > 0:
             element += tl.multiple_of(tl.load(about + 9), OFFSETS)
-        total += tl.load(weights + element, mask=is_mine[:, None] & is_column[None, :], other=0.0).to(tl.float32)
+        values = tl.load(weights + element, mask=is_mine[:, None] & is_column[None, :], other=0.0).to(tl.float32)
+        if factors is not None:
+            factor = tl.load(factors + ids_start + place, mask=is_sample, other=0.0)
+            tl.store(key_factors + keys_start + place, factor, mask=is_sample)
+            values *= factor[:, None]
+        total += values
         tl.store(keys + keys_start + place, key, mask=is_sample)
         tl.atomic_min(trouble + tl.zeros_like(row), note + tl.zeros_like(place), mask=is_bad)
     to = out + samples.to(tl.int64)[:, None] * out_stride + column + columns[None, :]
@@ -177,11 +187,14 @@ def _look_up(
 
 @triton.jit
 def _locate(
-    keys, places, slots, num_keys, segment, num_samples, grad_stride, TILE: tl.constexpr, BLOCK: tl.constexpr,
+    keys, places, slots, key_factors, factors, num_keys, segment, num_samples, grad_stride, TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     is_key = at < num_keys
     position = at // segment * segment + tl.load(places + at, mask=is_key, other=0).to(tl.int32)
+    if factors is not None:
+        tl.store(factors + at, tl.load(key_factors + position, mask=is_key, other=0.0), mask=is_key)
     about = slots + 4 * (position // num_samples)
     sample = (position - tl.load(about + 1, mask=is_key, other=0)) // tl.load(about + 2, mask=is_key, other=1)
     place = sample.to(tl.int64) * grad_stride + tl.load(about + 3, mask=is_key, other=0)
@@ -197,19 +210,22 @@ def _locate(
 
 
 @triton.jit
-def _gradients(packed, is_wanted, grads, dim, DIM: tl.constexpr, MULTIPLE: tl.constexpr):
-    """Read the gradients that packed indices point to."""
+def _gradients(packed, at, is_wanted, grads, factors, dim, DIM: tl.constexpr, MULTIPLE: tl.constexpr):
+    """Read the gradients that the packed indices of the sorted ids `at` point to."""
     place = packed & PLACE
     columns = tl.arange(0, DIM)
     from_ = grads + tl.multiple_of(place, MULTIPLE)[:, None] + columns[None, :]
     values = tl.load(from_, mask=is_wanted[:, None] & (columns < dim)[None, :], other=0.0)
-    return values.to(tl.float32)
+    values = values.to(tl.float32)
+    if factors is not None:
+        values *= tl.load(factors + at, mask=is_wanted, other=0.0)[:, None]
+    return values
 
 
 @triton.jit
 def _update_short(
-    keys, places, grads, num_keys, weights, state, second_state, state_shifts, offsets, rates, step, seed, origins, dim,
-    eps, l2, KIND: tl.constexpr, DIM: tl.constexpr, MULTIPLE: tl.constexpr, HAS_SHIFTS: tl.constexpr,
+    keys, places, grads, factors, num_keys, weights, state, second_state, state_shifts, offsets, rates, step, seed,
+    origins, dim, eps, l2, KIND: tl.constexpr, DIM: tl.constexpr, MULTIPLE: tl.constexpr, HAS_SHIFTS: tl.constexpr,
     OFFSETS: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Update rows whose run of equal keys fills no tile: the first of a run adds the others up, one after the other."""
@@ -222,8 +238,8 @@ def _update_short(
     goes_on = is_first & ((packed & IS_NEXT_EQUAL) != 0)
     shard = (packed >> PLACE_BITS) & SHARD
     # Asked for at once: most runs have one key or two.
-    total = _gradients(packed, is_first, grads, dim, DIM, MULTIPLE)
-    other = _gradients(one, goes_on, grads, dim, DIM, MULTIPLE)
+    total = _gradients(packed, at, is_first, grads, factors, dim, DIM, MULTIPLE)
+    other = _gradients(one, behind, goes_on, grads, factors, dim, DIM, MULTIPLE)
     row, first, second, of_row = _read_rows(key, shard, is_first, weights, state, second_state, state_shifts, offsets,
                                             dim, KIND, DIM, HAS_SHIFTS, OFFSETS)
     total += other
@@ -234,8 +250,8 @@ def _update_short(
         one = tl.load(places + behind + 1, mask=behind + 1 < num_keys, other=0)
         two = tl.load(places + behind + 2, mask=behind + 2 < num_keys, other=0)
         is_next = goes_on & ((one & IS_NEXT_EQUAL) != 0)
-        other = _gradients(one, goes_on, grads, dim, DIM, MULTIPLE)
-        another = _gradients(two, is_next, grads, dim, DIM, MULTIPLE)
+        other = _gradients(one, behind + 1, goes_on, grads, factors, dim, DIM, MULTIPLE)
+        another = _gradients(two, behind + 2, is_next, grads, factors, dim, DIM, MULTIPLE)
         total += other
         total += another
         count += goes_on.to(tl.float32) + is_next.to(tl.float32)
@@ -247,8 +263,8 @@ def _update_short(
 
 @triton.jit
 def _sum_tiles(
-    keys, places, grads, num_keys, partial, dim, num_tiles, MANY: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
-    MULTIPLE: tl.constexpr,
+    keys, places, grads, factors, num_keys, partial, dim, num_tiles, MANY: tl.constexpr, DIM: tl.constexpr,
+    TILE: tl.constexpr, MULTIPLE: tl.constexpr,
 ):
     """Sum the gradients of tiles that are filled by one key."""
     for which in range(MANY):
@@ -258,15 +274,15 @@ def _sum_tiles(
         last = tl.load(keys + tile * TILE + TILE - 1, mask=tile < num_tiles, other=NO_KEY)
         packed = tl.load(places + at, mask=at < num_keys, other=0)
         if (first == last) & (first != NO_KEY):
-            values = _gradients(packed, at >= 0, grads, dim, DIM, MULTIPLE)
+            values = _gradients(packed, at, at >= 0, grads, factors, dim, DIM, MULTIPLE)
             tl.store(partial + tile.to(tl.int64) * DIM + tl.arange(0, DIM), tl.sum(values, axis=0))
 
 
 @triton.jit
 def _update_long(
-    keys, places, grads, num_keys, partial, weights, state, second_state, state_shifts, offsets, rates, step, seed,
-    origins, dim, eps, l2, num_tiles, KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr, MULTIPLE: tl.constexpr,
-    HAS_SHIFTS: tl.constexpr, OFFSETS: tl.constexpr, MANY: tl.constexpr, SUMS: tl.constexpr,
+    keys, places, grads, factors, num_keys, partial, weights, state, second_state, state_shifts, offsets, rates, step,
+    seed, origins, dim, eps, l2, num_tiles, KIND: tl.constexpr, DIM: tl.constexpr, TILE: tl.constexpr,
+    MULTIPLE: tl.constexpr, HAS_SHIFTS: tl.constexpr, OFFSETS: tl.constexpr, MANY: tl.constexpr, SUMS: tl.constexpr,
 ):
     """Update rows whose run of equal keys fills tiles, by what stands before them, their sums, and what is left behind.
     """
@@ -290,7 +306,7 @@ def _update_long(
         at = tile * TILE - TILE + within
         packed = tl.load(places + at, mask=at >= 0, other=0)
         is_part = (at >= 0) & (tl.load(keys + at, mask=at >= 0, other=-1) == key)
-        total = tl.sum(_gradients(packed, is_part, grads, dim, DIM, MULTIPLE), axis=0)
+        total = tl.sum(_gradients(packed, at, is_part, grads, factors, dim, DIM, MULTIPLE), axis=0)
         count = tl.sum(is_part.to(tl.float32), axis=0)
         next_tile = tile
         goes_on = 1
@@ -306,7 +322,7 @@ def _update_long(
         at = next_tile * TILE + within
         packed = tl.load(places + at, mask=at < num_keys, other=0)
         is_part = tl.load(keys + at, mask=at < num_keys, other=-1) == key
-        total += tl.sum(_gradients(packed, is_part, grads, dim, DIM, MULTIPLE), axis=0)
+        total += tl.sum(_gradients(packed, at, is_part, grads, factors, dim, DIM, MULTIPLE), axis=0)
         count += tl.sum(is_part.to(tl.float32), axis=0)
         _write_rows(key + one, shard, total[None, :], count, is_row, row, held, second, of_row, weights, state,
                     second_state, offsets, rates, step, seed, origins, dim, eps, l2, KIND, DIM, OFFSETS)
