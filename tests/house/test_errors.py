@@ -24,6 +24,8 @@ def test_the_search_tells_an_error_with_a_fix_from_one_without():
 
 
 def without_fix(text: str) -> list[ast.Call]:
+    if "UserError(" not in text and "DataError(" not in text:
+        return []
     return [node for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
             and node.func.id in ("UserError", "DataError") and "fix" not in [keyword.arg for keyword in node.keywords]]

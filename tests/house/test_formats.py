@@ -19,6 +19,8 @@ OF_THE_PACKAGE = re.compile(r"__file__|files\(['\"]embark")
 
 def parsing_lines(source: str) -> list[int]:
     """The lines that parse text or bytes which are not part of the package."""
+    if not PARSERS.search(source):
+        return []
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     return sorted(call.lineno for call in calls if PARSERS.fullmatch(ast.unparse(call.func))
                   and not OF_THE_PACKAGE.search(ast.unparse(call)))

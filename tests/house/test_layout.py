@@ -55,6 +55,8 @@ def test_only_the_console_prints():
 def prints(source: str) -> list[int]:
     """The lines that write to the terminal."""
     writers = {"print", "sys.stdout.write", "sys.stderr.write", "sys.stdout.writelines", "sys.stderr.writelines"}
+    if not re.search(r"\bprint\b|\bwrite(lines)?\b", source):
+        return []
     calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call)]
     return sorted(call.lineno for call in calls if ast.unparse(call.func) in writers)
 

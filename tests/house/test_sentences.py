@@ -44,7 +44,6 @@ def test_the_search_tells_fragments_from_sentences(text: str, is_fragment: bool)
 
 def test_names_of_tests_fit_a_line():
     files = [*(ROOT / "tests").rglob("test_*.py"), *(ROOT / "cloudsim").rglob("test_*.py")]
-    names = {node.name for path in files for node in ast.walk(ast.parse(path.read_text()))
-             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name.startswith("test_")}
+    names = {name for path in files for name in re.findall(r"^ *(?:async )?def (test_\w+)", path.read_text(), re.M)}
     assert len(names) > 1000
     assert not [name for name in names if len(name) > MAX_TEST_NAME]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import sys
+from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from uuid import uuid4
 
 import boto3
@@ -13,6 +15,7 @@ import pytest
 from http_servers import HttpHandler, HttpServer
 from integration.cloud import emulators
 from integration.cloud.emulators import SECRET, Emulator
+from warm_python import warm_python
 
 from embark.__main__ import run
 from embark.doctor.account import check_account, counts_to, families_of, need_of
@@ -32,10 +35,23 @@ def account():
         yield Emulator("s3://models", port, emulators.s3_env(port))
 
 
+@pytest.fixture(scope="module")
+def forked_cli():
+    """A folder with the AWS CLI of this environment, forked from a process that has imported it."""
+    program = Path(sys.executable).with_name("aws")
+    with (TemporaryDirectory(prefix="embark-warm-") as folder,
+          warm_python(Path(folder), str(program), modules=("awscli.clidriver", "awscli.handlers")) as python):
+        cli = Path(folder, "bin", "aws")
+        cli.parent.mkdir()
+        data = Path(str(find_spec("awscli").origin)).with_name("data")  # awscli says so as it is imported
+        cli.write_text(f'#!/bin/sh\nAWS_DATA_PATH="{data}" exec "{python}" "{program}" "$@"\n')
+        cli.chmod(0o755)
+        yield cli.parent
+
+
 @pytest.fixture(autouse=True)
-def _aws_cli(monkeypatch):
-    """The AWS CLI of this environment is on the path."""
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+def _aws_cli(monkeypatch, forked_cli):
+    monkeypatch.setenv("PATH", f"{forked_cli}{os.pathsep}{os.environ['PATH']}")
 
 
 @pytest.fixture

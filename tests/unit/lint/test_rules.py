@@ -7,6 +7,7 @@ import importlib.util
 import re
 import sys
 import tomllib
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -35,13 +36,18 @@ def codes(findings):
     return {finding.code for finding in findings}
 
 
+@cache
+def linted(path):
+    return lint_paths([path], today=TODAY)
+
+
 def name_of(path):
     return f"{path.parent.name}/{path.name}"
 
 
 @pytest.mark.parametrize("path", FILES, ids=name_of)
 def test_a_file_s_faults_are_found_and_no_others(path):
-    found = lint_paths([path], today=TODAY)
+    found = linted(path)
     listed = "\n".join(f"{one.line}: {one.code} {one.what}" for one in found)
     assert codes(found) == set(EXPECTED.get(path.parent.name, {}).get(path.name, [])), listed
 
@@ -73,14 +79,14 @@ def test_a_rule_has_a_code_a_name_and_a_source():
 
 
 def test_a_finding_has_a_place_in_its_file_and_a_fix():
-    for one in (one for path in FILES for one in lint_paths([path])):
+    for one in (one for path in FILES for one in linted(path)):
         assert one.what
         assert one.fix
         assert 1 <= one.line <= max(1, len(one.hit.location.source.starts))
 
 
 def test_rules_with_can_fix_and_no_others_have_edits():
-    with_edits = {one.code for path in FILES for one in lint_paths([path]) if one.can_fix}
+    with_edits = {one.code for path in FILES for one in linted(path) if one.can_fix}
     say_so = {rule.code for rule in ALL_RULES if rule.can_fix}
     assert with_edits == say_so
 

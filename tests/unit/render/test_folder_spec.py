@@ -67,12 +67,11 @@ def test_a_fresh_copy_of_the_committed_folder_renders_as_it_is(folder: str, tmp_
 def test_settings_stay_and_reach_every_file_of_every_target(cloud: str, tmp_path: Path, monkeypatch, capsys):
     folder = copy_of(cloud, tmp_path, monkeypatch)
     assert render("run.toml", "--set", f"place.image={IMAGE}") == 0
-    assert render("run.toml", "--set", "place.nodes=4") == 0
+    assert render("run.toml", "--set", "place.nodes=4", "--set", "place.spot=true") == 0
     said = capsys.readouterr().out
     assert f'wrote place.image = "{IMAGE}" to run.toml' in said
     assert "wrote place.nodes = 4 to run.toml" in said
     assert "edited" not in said
-    assert render("run.toml", "--set", "place.spot=true") == 0
     found = {path: text for path, text in texts(folder).items() if path != "README.md"}
     assert not [path for path, text in found.items() if "registry.example.com" in text]
     assert not [path for path, text in found.items()
@@ -169,7 +168,7 @@ def test_the_quickstart_renders_for_every_cloud(cloud: str, root: str, more: lis
 BASH = re.compile(r"^( *)```bash\n(.*?)^ *```", re.M | re.S)
 
 
-@pytest.mark.parametrize("folder", [*CLOUDS, "quickstart"])
+@pytest.mark.parametrize("folder", ["gcp", "quickstart"])  # tests/integration/account walks all guides
 def test_the_guide_s_own_commands_work_in_the_order_given(folder: str, tmp_path: Path, monkeypatch, capsys):
     copy = copy_of(folder, tmp_path, monkeypatch)
     guide = (copy / "README.md").read_text()
