@@ -139,5 +139,6 @@ NO_FILES = {
     "trainers/torch/networks/trace_network.py": "the spec that a parent process pipes to it",
     "trainers/torch/probe.py": "the answer of processes that it starts, in a temporary folder",
     "tuning/search_space.py": "settings of its own trials",
+    "values.py": "tables that come with Embark",
 }
 """Modules that parse what is no file of a user, and what it is."""
