@@ -204,7 +204,7 @@ def read_log(data: DataSpec, features: FeaturesSpec = GUESSED) -> Log:
         keys, which, nums = np.unique(items, return_inverse=True, return_counts=True)
         rank = np.empty(len(keys), np.int64)
         rank[np.lexsort((keys, -nums))] = np.arange(1, len(keys) + 1)
-        is_kept = nums >= data.prepare.min_count
+        is_kept = nums >= (data.prepare.min_count or 1)
         own = np.where(is_kept, rank, 0)[which]
         keys, ids, nums = keys[is_kept], rank[is_kept].astype(np.int32), nums[is_kept]
     at = np.flatnonzero(own) if is_text else np.arange(len(own))

@@ -155,8 +155,9 @@ class PrepareSpec(Section):
     ids: Literal["auto", "frequency", "hash"] = "auto"
     """`frequency`: id 0 for rare and missing values, then by descending count. `hash`: modulo the table's rows.
     `auto`: `hash` if `[model]` gives the rows, else `frequency`."""
-    min_count: PositiveInt = 1
-    """`frequency` only: values with fewer training rows share id 0."""
+    min_count: PositiveInt | None = None
+    """`frequency` only: values with fewer training rows share id 0. If left out, 3, or one of 500 training rows where
+    those are fewer; 1 for logs, and for models of sequences or retrieval."""
     max_rows: PositiveInt = 40_000_000
     """`frequency` only: maximum rows of a table that `[model]` does not name."""
     id_map_from: str = ""

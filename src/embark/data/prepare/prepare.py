@@ -50,6 +50,7 @@ from embark.features.layout import Layout
 from embark.features.numbers import Numbers, NumberSample, fit_numbers, fixed_numbers
 from embark.features.schema import FIXED_ROWS, Schema, SparseColumn
 from embark.spec.data import is_of_log
+from embark.spec.model import POOLED_KINDS
 from embark.spec.run import RunSpec
 from embark.store import ObjectStore, open_store
 from embark.store.errors import NotFound
@@ -61,6 +62,7 @@ MIN_SEGMENT_BYTES = 8 << 20
 SMALL_BYTES = 16 << 20  # Input that is prepared before another process has started.
 _PREVIEW_BYTES = 1 << 20
 _REVISION = 3  # Version of how rows are made of the input; a journal of another one is of no use.
+RARE, ROWS_OF_ONE = 3, 500  # Training rows of a value with an id of its own: so many, at most one in `ROWS_OF_ONE`.
 _ALWAYS = ("name", "kind", "is_list", "max_ids", "rows", "column")  # Fields of columns that settings always have.
 Record = JsonDict
 
@@ -134,7 +136,7 @@ def preview(spec: RunSpec) -> Preview:
                 f"{', '.join(prepare.test_files) or 'none'} to test",
         "time": describe_time_split(spec.data),
     }[prepare.split]
-    rare = f" or seen fewer than {prepare.min_count} times" if prepare.min_count > 1 else ""
+    rare = {None: " or rare", 1: ""}.get(prepare.min_count, f" or seen fewer than {prepare.min_count} times")
     ids = {"hash": "by hash, modulo the table's rows",
            "frequency": f"by frequency: 0 for what is missing{rare}, then by descending count"}
     if earlier:
@@ -155,7 +157,7 @@ def _preview_log(spec: RunSpec, schema: Schema, files: list[InputFile]) -> Previ
     order = f"users' items in the order of column {schema.time_column}" if schema.time_column else \
         "users' items in the order of the rows"
     rare = f"those seen fewer than {spec.data.prepare.min_count} times are left out, then " \
-        if spec.data.prepare.min_count > 1 else ""
+        if (spec.data.prepare.min_count or 1) > 1 else ""
     return Preview(schema, describe(spec, schema), files, f"{order}; {split}",
                    f"{rare}by descending count, from 1", _budget(spec, schema, has_runs=True))
 
@@ -501,10 +503,12 @@ class Run:
         return {name: sum(run[name]["num"] for run in record["runs"]) for name in self.work.counted}
 
     def _number_tasks(self, records: Sequence[Record]) -> list[Task]:
-        sizes = [self._num_keys(record) for record in records]
+        sizes, least = [self._num_keys(record) for record in records], 1
+        if not self.work.is_log and self.work.spec.model.kind in POOLED_KINDS:
+            least = max(1, min(RARE, sum(record["trained"] for record in records) // ROWS_OF_ONE))
         # The longest first, so that the workers end at about the same time.
         return sorted((Task("number", self.work.schema.sparse[i].name, 2 * sum(size[str(i)] for size in sizes),
-                            column=i) for i in self.work.numbered), key=lambda task: -task.weight)
+                            column=i, min_count=least) for i in self.work.numbered), key=lambda task: -task.weight)
 
     def _count_tasks(self, records: Sequence[Record], rate: float) -> list[Task]:
         sizes = [self._num_keys(record) for record in records]

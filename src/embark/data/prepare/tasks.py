@@ -59,6 +59,7 @@ class Task:
     bin_starts: tuple[int, ...] = ()  # Times at which the bins of training rows begin whose labels are counted.
     label_rate: float = 0.0  # Of all training rows.
     first_time: int = 0  # The oldest time of a log.
+    min_count: int = 1  # Training rows of a value with an id of its own, if the spec does not say.
 
     @property
     def record(self) -> str:
@@ -270,8 +271,9 @@ class Preparation:
         if known:
             limit = max(known.num_rows, limit)
         found = id_numbering.number_keys(
-            runs, self.id_files(task.column), min_count=column.min_count or prepare.min_count, max_rows=limit,
-            max_entries=self.budget.max_entries, report=report, known=known, beside=beside, has_counts=self.is_log)
+            runs, self.id_files(task.column), min_count=column.min_count or prepare.min_count or task.min_count,
+            max_rows=limit, max_entries=self.budget.max_entries, report=report, known=known, beside=beside,
+            has_counts=self.is_log)
         num_rows = max(column.rows or 0, found.num_rows, known.num_rows if known else 0)
         about: JsonDict = {"name": column.name, "rows": num_rows, "distinct": found.num_distinct,
                                  "kept": found.num_known + found.num_new}

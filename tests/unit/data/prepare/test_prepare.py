@@ -74,7 +74,7 @@ def test_hashed_ids_and_dense_values_are_those_of_plain_python(criteo, make_spec
 
 
 @pytest.mark.parametrize(("min_count", "max_rows", "max_entries"), [(1, 40_000_000, None), (8, 40_000_000, 300),
-                                                                    (1, 20, 300)])
+                                                                    (None, 40_000_000, None), (1, 20, 300)])
 def test_ids_by_frequency_are_those_of_a_counter_over_the_training_rows(
     criteo, make_spec, inputs, tmp_path, read_rows, monkeypatch, min_count, max_rows, max_entries
 ):
@@ -93,7 +93,7 @@ def test_ids_by_frequency_are_those_of_a_counter_over_the_training_rows(
     for column in range(26):
         counts = Counter(keys[column] for keys in parsed)
         del counts[None]
-        retained = sorted((k for k in counts if counts[k] >= min_count), key=lambda k: (-counts[k], k))
+        retained = sorted((k for k in counts if counts[k] >= (min_count or 3)), key=lambda k: (-counts[k], k))
         maps.append({key: rank for rank, key in enumerate(retained[: max_rows - 1], 1)})
     assert [f.rows for f in manifest.layout.features] == [1 + len(ids) for ids in maps]
     for split, some in (("train", lines[:2400]), ("validation", lines[2400:])):
