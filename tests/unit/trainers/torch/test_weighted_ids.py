@@ -92,8 +92,9 @@ def test_synthetic_weights_belong_to_their_sample(train_tiny, tiny):
     assert turned.weights.tolist() == some.weights.tolist()
     filled_up = some.take(np.minimum(np.arange(13), len(some.label) - 1))
     assert len(filled_up.weights) == len(filled_up.ids)
-    with pytest.raises(UserError, match="the ids of seen have weights"):
-        train_tiny(WEIGHTED, "train.engine=cuda_graph")
+    with pytest.raises(UserError, match="embedding_l2 has no gradient for weighted ids"):
+        train_tiny(TABLES.format(pooling="sum", seen="").replace("multi_hot=4", "weights_column='seconds'"),
+                   "train.engine=cuda_graph", "train.embedding_l2=0.1")
     with pytest.raises(SpecError, match="holds no weights"):
         tiny(WEIGHTED, "data.kind=interactions", "data.path=x")
 
