@@ -27,7 +27,7 @@ def test_rows_to_score_have_the_words_of_the_log(tmp_path, kind):
     spec = resolve({"name": "next", "model": {"kind": "sasrec", "num_dense": 0, "embedding_dim": 8,
                                               "sequence": {"history": "item", "negatives": "negatives"}},
                     "data": {"kind": kind, "path": str(path), "time_column": "at"},
-                    "train": {"batch_size": 16, "num_epochs": 2, "learning_rate": 0.3}},
+                    "train": {"batch_size": 16, "num_epochs": 6, "learning_rate": 0.1}},
                    [TABLES, f"store.root={tmp_path}/runs",
                     *([f"data.prepare.input={log}"] if kind == "prepared" else [])])
     if kind == "prepared":

@@ -32,7 +32,7 @@ OTHER_VALUES = {
     "model.bottom_mlp": "[8]", "model.top_mlp": "[8]", "model.dropout": 0.1, "model.num_cross_layers": 2,
     "model.cross_rank": 7, "model.tables": "[{name='a', rows=9}]",
     "model.tasks": "[{name='click'}]", "model.task_head": "ple", "model.num_experts": 2, "model.num_task_experts": 3,
-    "model.num_heads": 4, "model.num_feature_maps": 8,
+    "model.num_heads": 4, "model.num_feature_maps": 8, "model.num_members": 4,
     "model.num_extraction_layers": 3, "model.tower_mlp": "[8]", "model.two_tower": "{item='cat_1', user_layers=[8]}",
     "data.kind": "prepared", "data.code": "x = 1", "data.label": "y",
     "data.dense_columns": "['b', 'c', 'd']", "data.time_column": "t",
@@ -99,6 +99,7 @@ def test_a_changed_value_is_refused_with_both_values_and_both_fixes(field, open_
                                 "pooling='none', max_length=3}]", "model.sequence={history='seen', candidate='a'}"),
              "model.two_tower": ("model.kind=two_tower", "model.two_tower={item='cat_0', user_layers=[8]}"),
              "model.num_heads": ("model.kind=autoint",), "model.num_feature_maps": ("model.kind=xdeepfm",),
+             "model.num_members": ("model.kind=tabm",),
              "model.task_head": ("model.tasks=[{name='a'}]",), "data.task_conflict": ("model.tasks=[{name='a'}]",),
              **{f"model.{name}": ("model.tasks=[{name='a'}]", "model.task_head=ple") for name in HEAD_FIELDS[1:]}}
     base = (*BASES[KIND_OF_FIELD.get(field, "synthetic")], *decay, *tasks.get(field, ()))

@@ -95,7 +95,7 @@ def test_csv_json_lines_and_parquet_give_the_same_scores_in_order(exported, tmp_
     assert (result.num_rows, result.num_scored, result.reasons) == (len(LATER), len(LATER), {})
     assert pq.read_table(tmp_path / "csv.parquet").column("word").to_pylist() == [row[0] for row in LATER]
     expected = scores_of(tmp_path / "csv.parquet")
-    assert len(set(expected)) > len(LATER) / 2
+    assert len(set(expected)) > len(LATER) / 4
     assert result.mean_score == pytest.approx(sum(expected) / len(expected))
     for name in ("rows.jsonl", "rows.parquet"):
         score_file(uri, str(tmp_path / name), tmp_path / "out.parquet", force=True)
