@@ -1,4 +1,4 @@
-"""What packages pass to each other: immutable dataclasses, and objects as JSON and TOML have them."""
+"""Immutable dataclasses, objects as JSON and TOML have them, and the tables that lie beside a module."""
 
 import tomllib
 from collections.abc import Mapping

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from captured_kinds import DYNAMIC
 from custom_models import AUTOINT, DLRM, KIND, SIMPLE, STATEFUL
 
 from embark.__main__ import run as embark_command
@@ -63,7 +64,8 @@ def test_the_model_to_start_from_trains_and_evaluates(own):
     (DLRM, ("data.ragged=true", "train.weight_decay=0.5", "model.tables=[{name='a', rows=9, multi_hot=4, "
             "pooling='mean'}, {name='b', rows=60, multi_hot=3}, {name='c', rows=5}]")),
     (STATEFUL, ("train.dense_optimizer=adam", "train.dense_learning_rate=0.01", "train.embedding_l2=0.5")),
-], ids=["autoint", "autoint sgd", "dlrm", "stateful"])
+    (AUTOINT, DYNAMIC),
+], ids=["autoint", "autoint sgd", "dlrm", "stateful", "dynamic tables"])
 def test_the_captured_step_trains_what_the_pipeline_trains(own, code, sets):
     """One operation at a time: dropout, statistics and unused weights among them."""
     pipeline = train(own(code, *sets, "train.engine=pipeline"))
