@@ -30,7 +30,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import psutil
-from limits import HANG_S
 
 TORCH = ("embark.cli.train", "embark.run.loop", "embark.trainers.torch.trainer", "embark.events.sinks.terminal",
          "embark.torchrun.launcher", "torch.distributed.checkpoint", "torch.distributed.optim",
@@ -53,6 +52,7 @@ IDLE_THREADS = ("jemalloc_bg", "cuda")
 FIRST_FREE_FILE = 512  # Above any that a program inherits.
 HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 REQUEST_S = 60.0  # A client says what it wants as it starts; others wait meanwhile.
+END_S = 180.0  # Longer than a request, and far below the limit at which pytest ends a worker without a word.
 SOCKET, RAY_SOCKET, PYTHON = "warm.sock", "ray.sock", "warm_python"
 RAY_WORKER = "_private/workers/default_worker.py"
 """Forked without Ray, whose library reads a worker's job from the environment as it is loaded, and never again."""
@@ -122,7 +122,12 @@ def warm_python(folder: Path, *scripts: str, modules: Sequence[str] = (), forked
         yield str(client)
     finally:
         process.terminate()
-        process.wait(HANG_S)
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            for one in (*psutil.Process(process.pid).children(recursive=True), process):
+                one.send_signal(signal.SIGABRT)  # Python says where it stands as it ends.
+            raise
 
 
 def processes_with(name: str, value: str) -> list[int]:
@@ -154,6 +159,7 @@ def account(python: str, cloud: str, folder: str) -> None:
 
 def serve(listener_number: str, ray_listener_number: str, modules: Sequence[str]) -> None:
     """Import and fork; with an empty name among the modules, a second process does so that has imported Ray too."""
+    faulthandler.enable()
     os.environ |= {"OMP_NUM_THREADS": "1", **RAY_SETTINGS}
     listener, ray_listener = (socket.socket(fileno=int(number)) for number in (listener_number, ray_listener_number))
     listener.set_inheritable(False)
