@@ -3,13 +3,12 @@ and an exit code that is final ends them."""
 
 from dataclasses import replace
 
-from embark.kubernetes.objects import K8sObject
 from embark.render.command import SPEC_VARIABLE
 from embark.render.job import PORT, Job
+from embark.render.shell_text import render_template
 from embark.render.targets.kubernetes import RETRIES_PER_NODE
 from embark.render.targets.slurm import FINAL, RAISED, encode, settings, task
 
-FOLDER = "/mnt/submission"  # Path in the pods of the directory of the submission.
 START = """
 export SLURM_PROCID=$JOB_COMPLETION_INDEX
 trap 'trap : TERM; kill -TERM 0' TERM
@@ -23,22 +22,13 @@ done
 """Shell text. Slurm sends a notice to all processes of a task, and Kubernetes to the first of a pod."""
 
 
-def batch_job(job: Job) -> K8sObject:
+def batch_job(job: Job) -> str:
     """Return what the tasks of the job are as pods. What they save goes below their own directory."""
     store = job.spec.store.changed(root="runs")
     job = replace(job, spec=job.spec.changed(store=store))
     env = {one.name: one.value for one in settings(job)} | {
         SPEC_VARIABLE: encode(job.spec), "MASTER": f"{job.name}-node-0-0.{job.name}", "PORT": str(PORT)}
-    container = {"name": "trainer", "image": job.image, "command": ["bash", "-c", START, "task", task(job)],
-                 "env": [{"name": name, "value": value} for name, value in env.items()], "workingDir": FOLDER,
-                 "volumeMounts": [{"name": "submission", "mountPath": FOLDER}]}
-    pod = {"restartPolicy": "Never", "containers": [container],
-           "volumes": [{"name": "submission", "persistentVolumeClaim": {"claimName": "submission"}}]}
-    final = {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [RAISED + code for code in FINAL]}}
-    child = {"parallelism": job.num_nodes, "completions": job.num_nodes, "completionMode": "Indexed",
-             "backoffLimit": 0, "podFailurePolicy": {"rules": [final]}, "template": {"spec": pod}}
-    return {
-        "apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": job.name}, "spec": {
-            "failurePolicy": {"maxRestarts": RETRIES_PER_NODE * job.num_nodes, "rules": [
-                {"action": "FailJobSet", "onJobFailureReasons": ["PodFailurePolicy"]}]},
-            "replicatedJobs": [{"name": "node", "replicas": 1, "template": {"spec": child}}]}}
+    return render_template(
+        "slurm/jobset.json.j2", job=job, start=START, task=task(job), max_restarts=RETRIES_PER_NODE * job.num_nodes,
+        env=[{"name": name, "value": value} for name, value in env.items()],
+        final_codes=[RAISED + code for code in FINAL])

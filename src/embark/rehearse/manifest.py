@@ -1,6 +1,5 @@
 """The manifests to rehearse, and which of their objects is the job."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,7 @@ def load_manifests(spec: str, sets: Sequence[str], num_nodes: int | None) -> dic
     if job.target == "slurm":
         from embark.rehearse.batch_job import batch_job
 
-        return {"slurm_job.json": json.dumps(batch_job(job))}
+        return {"slurm_job.json": batch_job(job)}
     return {file.path: file.text for file in own_files(job) if file.path.endswith(MANIFEST_SUFFIXES)}
 
 

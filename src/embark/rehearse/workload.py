@@ -19,7 +19,7 @@ from embark.kubernetes.failure_policies import (
 )
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, quantity, rows
 from embark.kubernetes.pods import POD_IP, Mount, Names, Pod, PodIdentity, Service, dns_names, make_pod, read_services
-from embark.values import JsonDict, frozen
+from embark.values import JsonDict, frozen, read_table
 
 CLUSTER, NODE_TYPE = "ray.io/cluster", "ray.io/node-type"
 SUBMITTER = "ray-job-submitter"
@@ -27,18 +27,7 @@ GCS_PORT, DASHBOARD_PORT, CLIENT_PORT, AGENT_PORT, METRICS_PORT = 6379, 8265, 10
 FOLDER = "/tmp/ray"
 NO_RAY, INSTALL_RAY = "Ray is not installed here", "pip install 'ray[default,train]'"
 STORE_BYTES = 80 << 20
-_SUBMITTER_SPEC: K8sObject = {"restartPolicy": "Never", "containers": [{"name": SUBMITTER, "resources": {
-    "requests": {"cpu": "500m", "memory": "200Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}}}]}
-_SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    # a process that sets its title leaves its environment, by which the processes of a pod are found
-    "SPT_NOENV": "1",
-    # processors are counted here and not there: Ray would start a worker for each of them
-    "RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0",
-    # a node on a machine that does much else is slow, and not dead
-    "RAY_health_check_timeout_ms": "60000", "RAY_worker_register_timeout_seconds": "300",
-    "RAY_memory_monitor_refresh_ms": "0",
-}
+_TABLE: JsonDict = read_table(__file__, "workload.toml")
 _WAIT = "head={address}; until (: <>/dev/tcp/${{head%:*}}/${{head#*:}}) 2>/dev/null; do sleep 0.5; done"
 
 
@@ -78,7 +67,7 @@ def ray_pods(job: K8sObject, objects: Objects) -> tuple[Pod, ...]:
                                    labels=labels)
             pod = make_pod(row.get("template") or {}, identity, objects)
             pods.append(replace(pod, command=("/bin/bash", "-c", "--"), args=(_start_command(pod, name, row),),
-                                env={**pod.env, **_SETTINGS}, trains=bool(pods),
+                                env={**pod.env, **_TABLE["settings"]}, trains=bool(pods),
                                 mounts=(*pod.mounts, Mount(FOLDER, "shared", "ray"))))
     if at(job, "spec.rayClusterSpec") is None:
         return tuple(pods)
@@ -96,7 +85,7 @@ def _submitter(job: K8sObject, head: Pod, index: int, objects: Objects) -> Pod:
     """Return the pod that submits the driver. The driver itself runs on the head, so paths are those of the head's
     mounts."""
     name = name_of(job)
-    spec = at(job, "spec.submitterPodTemplate.spec") or _SUBMITTER_SPEC
+    spec = at(job, "spec.submitterPodTemplate.spec") or _TABLE["submitter"]
     identity = PodIdentity(name=f"{name}-submitter-0", namespace=namespace_of(job), index=index, group="submitter",
                            labels={"batch.kubernetes.io/job-name": name, "job-name": name})
     spec = {**spec, "containers": [{"image": head.image, **rows(spec, "containers")[0]}]}
@@ -228,7 +217,7 @@ def _train_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolic
     runtime = objects.find("TrainingRuntime", called, space) if kind == "TrainingRuntime" else next(
         (one for one in objects.of_kind("ClusterTrainingRuntime") if name_of(one) == called), None)
     if runtime is None and called == "torch-distributed":
-        runtime = TORCH_DISTRIBUTED
+        runtime = _TABLE["torch_distributed"]
     if runtime is None:
         unknown = Cause(f"Trainer's webhook refuses it: there is no {kind} {called}",
                           "put the runtime into the same file, or name torch-distributed")
@@ -416,15 +405,3 @@ def _refuses_pytorch_job(spec: K8sObject, replicas: dict[str, K8sObject]) -> Cau
 def _deadline(spec: K8sObject) -> float | None:
     found = spec.get("activeDeadlineSeconds")
     return None if found is None else float(found)
-
-
-TORCH_DISTRIBUTED: K8sObject = {
-    "kind": "ClusterTrainingRuntime", "metadata": {"name": "torch-distributed"},
-    "spec": {"mlPolicy": {"numNodes": 1, "torch": {"numProcPerNode": "auto"}}, "template": {"spec": {
-        "replicatedJobs": [{"name": NODE, "template": {"spec": {"template": {"spec": {
-            "restartPolicy": "Never",
-            "containers": [{"name": NODE, "image": "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"}],
-        }}}}}],
-    }}},
-}
-"""What a cluster with Trainer 2 has under this name, where the files do not have it."""

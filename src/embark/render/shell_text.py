@@ -12,7 +12,7 @@ import pprint
 import re
 import shlex
 from collections.abc import Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +20,7 @@ from embark.catalog import load_catalog
 from embark.render.folder import File
 from embark.render.job import SCHEMES, Job
 from embark.render.yaml_text import header, nest, plain, yaml_part
-from embark.values import JsonMap, frozen
+from embark.values import JsonMap, frozen, read_table
 
 if TYPE_CHECKING:
     import jinja2
@@ -29,6 +29,9 @@ TEMPLATES = Path(__file__).parent / "templates"
 MAX_WIDTH = 110
 Words = tuple[str, ...]
 _VARIABLE = re.compile(r"\$(?:\{([^}]+)\}|(\w+))")
+_WORD = re.compile(r"""(?:"[^"]*"|'[^']*'|[^\s"'])+""")
+_VALUE = re.compile(r"@(\w+)@")
+COMMANDS = read_table(__file__, "commands.toml")
 LOG = "/var/log/embark.log"  # The log of a plain machine.
 CLUSTER_USD_PER_HOUR = {"aws": 0.55, "azure": 0.38, "gcp": 0.37}
 """The price of a control plane, two small machines and, on AWS, a NAT gateway: the clouds' price lists, 2026-11."""
@@ -64,6 +67,7 @@ def job_text(template: str, job: Job, **values: Any) -> str:
                                      "a name for the storage account, 3 to 24 small letters and digits")
     return render_template(
         template, job=job, location=job.location, place=place, buckets=own, volume=job.volume, log=LOG,
+        job_words=partial(job_words, job),
         is_vm=place.target in ("vm", "tpu-vm"), versions=load_catalog().versions, step_text=step_text,
         project_setting=needed_setting("PROJECT", place.account, "the id of your Google Cloud project"),
         storage_account_setting=storage_account, login=LOGINS.get(job.cloud),
@@ -170,6 +174,43 @@ def step_text(step: Step, indent: int = 0) -> Shell:
         lines += [" " * inner + "# It is visible everywhere only after some seconds.",
                   " " * inner + run("sleep", str(step.wait_s))]
     return Shell(pad.join([*lines, *(["fi"] if step.unless else [])]))
+
+
+def split_words(line: str) -> Words:
+    """Return the words of a command line: those with a variable of the shell as shell text, the others as values."""
+    return tuple(Shell(word) if "$" in word else shlex.split(word)[0] for word in _WORD.findall(line))
+
+
+def job_words(
+    job: Job, name: str, options: Mapping[str, object] | None = None, **values: str | Sequence[str]
+) -> Words:
+    """Return the words of a command of the job's cloud in commands.toml, and of those `options` that are true."""
+    names = [name, *(option for option, is_used in (options or {}).items() if is_used)]
+    return _filled(job, " ".join(COMMANDS[job.cloud][one] for one in names), values)
+
+
+def job_steps(job: Job, name: str, **values: str | Sequence[str]) -> list[Step]:
+    """Return the steps of this name of the job's cloud in commands.toml."""
+    def commands(lines: Sequence[str]) -> tuple[Words, ...]:
+        return tuple(_filled(job, line, values) for line in lines
+                     if all(values.get(one, True) for one in _VALUE.findall(line)))
+
+    steps = [Step(row.get("what", ""), commands(row["commands"]), _filled(job, row.get("unless", ""), values),
+                  commands(row.get("remove", ())), row.get("wait_s", 0), row.get("why", ""))
+             for row in COMMANDS[job.cloud][name]]
+    return [step for step in steps if step.commands]
+
+
+def _filled(job: Job, line: str, values: Mapping[str, str | Sequence[str]]) -> Words:
+    known = {"name": job.name, "machine_type": job.location.machine_type, "machine": job.machine.name,
+             "num_nodes": str(job.num_nodes), "zone": job.location.zone, "reservation": job.place.reservation,
+             "storage_account": job.place.storage_account, **values}
+    found: list[str] = []
+    for word in split_words(line):
+        whole = _VALUE.fullmatch(word)
+        value = known[whole[1]] if whole else type(word)(_VALUE.sub(lambda match: str(known[match[1]]), word))
+        found += [value] if isinstance(value, str) else value
+    return tuple(found)
 
 
 def substitute(words: Sequence[str], values: Mapping[str, str | Sequence[str]]) -> list[str]:

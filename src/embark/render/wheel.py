@@ -20,7 +20,7 @@ import embark
 from embark.errors import Mistake, SpecError, UserError
 from embark.render.folder import File
 from embark.render.job import SCHEMES, Job
-from embark.render.shell_text import Shell, Words, command, job_text, option, variable
+from embark.render.shell_text import Shell, Words, command, job_text, job_words
 
 DISTRIBUTION = "embark-rec"
 FOLDER = "dist"
@@ -121,34 +121,23 @@ def upload_words(job: Job, folder: Path = Path()) -> Words:
     """Copy the wheel of a rendered folder to the bucket; no words if an image has it. TPUs have no image."""
     if job.place.image and not job.is_tpu:
         return ()
-    file, (bucket, name) = str(folder / FOLDER / wheel_name()), _wheel_object(job)
-    if job.cloud == "aws":
-        return ("aws", "s3", "cp", file, f"s3://{bucket}/{name}")
-    if job.cloud == "azure":
-        return ("az", "storage", "blob", "upload", "--account-name", variable("STORAGE_ACCOUNT"), "--auth-mode",
-                "login", "--container-name", bucket, "--name", name, "--file", file, "--overwrite")
-    return ("gcloud", "storage", "cp", file, f"gs://{bucket}/{name}", option("--project", variable("PROJECT")))
+    return _copy_words(job, "upload", str(folder / FOLDER / wheel_name()))
 
 
 def fetch_text(job: Job) -> Shell:
     """Shell text that puts the wheel into `WHEELS`, on the machine."""
-    bucket, name = _wheel_object(job)
-    file = f"{WHEELS}/{wheel_name()}"
-    account = f"https://{job.place.storage_account}.blob.core.windows.net"
-    words = {
-        "aws": ("aws", "s3", "cp", "--only-show-errors", f"s3://{bucket}/{name}", file),
-        "azure": ("env", "AZCOPY_AUTO_LOGIN_TYPE=MSI", "azcopy", "copy", f"{account}/{bucket}/{name}", file),
-        "gcp": ("gcloud", "storage", "cp", f"gs://{bucket}/{name}", file),
-    }[job.cloud]
-    return Shell(job_text("fetch_wheel.sh.j2", job, wheels=WHEELS, fetch=command(*words, indent=6)).rstrip("\n"))
+    fetch = command(*_copy_words(job, "fetch", f"{WHEELS}/{wheel_name()}"), indent=6)
+    return Shell(job_text("fetch_wheel.sh.j2", job, wheels=WHEELS, fetch=fetch).rstrip("\n"))
 
 
-def _wheel_object(job: Job) -> tuple[str, str]:
-    """Return the wheel's bucket and name, below the run's own files, which the machines may read."""
+def _copy_words(job: Job, name: str, file: str) -> Words:
+    """Return the command that copies the wheel to or from its place below the run's own files, which the machines may
+    read."""
     root, scheme = job.spec.store.root, SCHEMES[job.cloud]
     if not root.startswith(f"{scheme}://"):
         image = "" if job.is_tpu else ", or build an image: embark image"
         raise SpecError([Mistake("", "store.root", root, f"machines of {job.cloud} fetch Embark's wheel from it",
                                  f"set it to {scheme}://BUCKET/runs{image}")])
     bucket, _, prefix = root.removeprefix(f"{scheme}://").strip("/").partition("/")
-    return bucket, "/".join(part for part in (prefix, FOLDER, wheel_name()) if part)
+    path = "/".join(part for part in (prefix, FOLDER, wheel_name()) if part)
+    return job_words(job, name, bucket=bucket, object=path, file=file)

@@ -1,6 +1,6 @@
 """Values as YAML text: block style, the order they were given in, comments where a person would wonder.
 
-    yaml_text([{"kind": "Job", "spec": {"backoffLimit": note(6, "three for each node")}}], about="The training job.")
+    yaml_part({"kind": "Job", "spec": {"backoffLimit": note(6, "three for each node")}})
 
 PyYAML writes it, with a marker where a comment belongs. What another reader could take for a number or a truth value is
 put in quotes, so any text reads back as itself. There are no anchors and no tags.
@@ -8,12 +8,12 @@ put in quotes, so any text reads back as itself. There are no anchors and no tag
 
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from itertools import groupby
 from typing import Any
 
-from embark.values import JsonDict, JsonMap, frozen
+from embark.values import JsonDict, frozen
 
 WIDTH = 110
 _LOOKS_LIKE_ANOTHER_TYPE = re.compile(
@@ -35,11 +35,6 @@ class Noted:
 def note(value: Any, why: str) -> Noted:
     """Return a value of a mapping or a list with a comment above its line."""
     return Noted(value, why)
-
-
-def yaml_text(documents: Sequence[JsonMap], *, about: str) -> str:
-    """Return documents of one file, under a header that says what it is and who wrote it."""
-    return header(about) + "---\n".join(f"{yaml_part(document)}\n" for document in documents)
 
 
 def yaml_part(value: Any, indent: int = 0) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 from render_jobs import job_of
@@ -14,7 +15,7 @@ from embark.render.job import PORT
 
 
 def test_batch_jobs_that_are_rehearsed_together_meet_at_ports_of_their_own(tmp_path):
-    workload, _ = make_workload(batch_job(job_of("p4d.24xlarge", target="slurm")), Objects([]))
+    workload, _ = make_workload(json.loads(batch_job(job_of("p4d.24xlarge", target="slurm"))), Objects([]))
     endpoints = []
     for name in ("first", "second"):
         (tmp_path / name).mkdir()

@@ -7,7 +7,7 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from embark.render.yaml_text import header, note, plain, yaml_text
+from embark.render.yaml_text import header, note, plain, yaml_part
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=40) | st.sampled_from([
     "1e3", "0o7", "0x1F", "1_000", "12:30:45", "y", "No", "on", "null", "~", "", " ", "-", "- a", "? a", ": a", "a: b",
@@ -28,6 +28,10 @@ NOTED = st.recursive(
     ),
     max_leaves=8,
 )
+
+
+def yaml_text(documents, *, about: str) -> str:
+    return header(about) + "---\n".join(f"{yaml_part(document)}\n" for document in documents)
 
 
 @given(st.dictionaries(TEXT, VALUES, min_size=1, max_size=4))

@@ -20,8 +20,7 @@ from embark.launch.shell import CommandResult, Shell
 from embark.launch.supervisor_client import Host, ssh_words
 from embark.render.clouds import aws, azure, gcp
 from embark.render.job import Job
-from embark.render.shell_text import LOGINS, Step, substitute
-from embark.render.shell_text import Shell as ShellText
+from embark.render.shell_text import LOGINS, Step, job_steps, job_words, split_words, substitute
 from embark.store import write_atomic
 from embark.values import JsonDict, frozen, read_table
 
@@ -53,7 +52,7 @@ class CloudCommands:
 
     def words(self, command: str | Sequence[str], **more: str) -> list[str]:
         if isinstance(command, str):
-            command = table_words(self.name, command)
+            command = split_words(self.table[command])
         return substitute(command, {**self.values, **more})
 
     def ask(self, command: str | Sequence[str], **more: str) -> CommandResult:
@@ -112,7 +111,7 @@ class Cloud(CloudCommands, ABC):
 
     def __init__(self, shell: Shell, job: Job, folder: Path, settings: Mapping[str, str]) -> None:
         super().__init__(job.cloud, shell, {**settings, "NAME": job.name})
-        self.job, self.folder, self.location = job, folder, job.location
+        self.job, self.folder = job, folder
 
     @staticmethod
     @abstractmethod
@@ -183,24 +182,23 @@ class Aws(Cloud):
 
     def steps(self) -> list[Step]:
         steps = aws.role_steps(self.job, json.dumps(aws.ROLE_TRUST), json.dumps(aws.role_policy(self.job)))
-        return [*steps, *([aws.placement_step()] if self.job.num_nodes > 1 else [])]
+        return [*steps, *(job_steps(self.job, "placement") if self.job.num_nodes > 1 else [])]
 
     def prepare(self, record: Callable[[Resource], None]) -> None:
         """Look up or create the subnet, the security group and the file with the ssh key."""
         if not self.values["SUBNET_ID"]:
-            found = self.ask(aws.subnet_words()).out.strip()
+            found = self.ask(job_words(self.job, "find_subnet")).out.strip()
             if found in ("", "None") and not self.shell.is_dry:
                 raise UserError(f"the account has no default subnet in {self.values['ZONE']}",
                                 fix="set SUBNET_ID to one of yours")
             self.values["SUBNET_ID"] = found or "SUBNET_ID"
-        words = aws.group_words(self.job)
-        vpc = self.ask(words.vpc).out.strip() or "VPC_ID"
-        group = self.ask(words.find, vpc=vpc).out.strip()
+        vpc = self.ask(job_words(self.job, "find_vpc")).out.strip() or "VPC_ID"
+        group = self.ask(job_words(self.job, "find_group"), vpc=vpc).out.strip()
         if group in ("", "None"):
             record(self._group())
-            group = self.change(words.create, vpc=vpc).out.strip() or "GROUP_ID"
-            for rule in words.rules:
-                self.change(rule, id=group)
+            group = self.change(job_words(self.job, "create_group"), vpc=vpc).out.strip() or "GROUP_ID"
+            for rule in ("allow_inward", *(["allow_outward"] if aws.num_cards(self.job) else [])):
+                self.change(job_words(self.job, rule), id=group)
         self.values["GROUP_ID"] = group
         self.values["CARDS"] = self.words(aws.card_words(aws.num_cards(self.job)))
         data = self.folder / "user_data.yaml"
@@ -228,12 +226,12 @@ class Aws(Cloud):
             why=str(reason.get("Message") or row.get("StateTransitionReason") or ""))
 
     def create(self, index: int) -> None:
-        self.change(aws.start_words(self.job, self.location), **{"1": str(index)})
+        self.change(aws.start_words(self.job), **{"1": str(index)})
 
     def delete(self, machines: Sequence[Machine]) -> None:
         ids = [machine.id for machine in machines if machine.state != "gone"]
         if ids:
-            self.change((*aws.end_words(), *ids[1:]), id=ids[0])
+            self.change((*job_words(self.job, "end"), *ids[1:]), id=ids[0])
 
     def host_key(self, machine: Machine) -> str:
         """Session Manager runs the command on the machine, once its agent is up."""
@@ -268,7 +266,7 @@ class Azure(Cloud):
 
     def steps(self) -> list[Step]:
         self.values["EMBARK_SSH_FROM"] = self.values["EMBARK_SSH_FROM"] or self._own_address()
-        return [*azure.network_steps(self.job, self.location), Step("", (table_words("azure", "allow_ssh"),))]
+        return [*azure.network_steps(self.job), Step("", (split_words(self.table["allow_ssh"]),))]
 
     def machines(self) -> list[Machine]:
         return super().machines() if self.ask("group").is_ok else []
@@ -281,22 +279,24 @@ class Azure(Cloud):
             name, str(row.get("publicIps") or "").partition(",")[0], why="" if state == "running" else power)
 
     def create(self, index: int) -> None:
-        rank, words = str(index), azure.grant_words(self.job)
+        job, rank = self.job, str(index)
         given = ("--ssh-key-values", str(self.folder / "key.pub"))
-        self.change(azure.start_words(self.job, self.location, given), rank=rank)
-        principal = self.ask(words.principal, rank=rank).out.strip() or "PRINCIPAL"
-        self.change(words.itself, principal=principal,
-                    machine=self.ask(words.machine, rank=rank).out.strip() or "MACHINE")
-        if not words.grants:
-            return
-        account = self.ask(words.account).out.strip() or "ACCOUNT"
-        for grant in words.grants:
+        self.change(azure.start_words(job, given), rank=rank)
+        principal, machine = self._id("principal", rank=rank), self._id("machine", rank=rank)
+        self.change(job_words(job, "grant_itself"), principal=principal, machine=machine)
+        grants = azure.container_grants(job)
+        account = self._id("account") if grants else ""
+        for grant in grants:
             self.change(grant, principal=principal, account=account)
 
     def delete(self, machines: Sequence[Machine]) -> None:
         """Delete the complete resource group: a VM that is only shut down is still paid for."""
         if self.shell.is_dry or self.ask("group").is_ok:
-            self.change(azure.end_words())
+            self.change(job_words(self.job, "end"))
+
+    def _id(self, command: str, **more: str) -> str:
+        found = self.ask((*job_words(self.job, command), "--output", "tsv"), **more)
+        return found.out.strip() or command.upper()
 
     def _own_address(self) -> str:
         """Return the address by which the internet sees this machine; Azure itself does not tell it."""
@@ -318,7 +318,7 @@ class Gcp(Cloud):
         return {**found, "PROJECT": gcp_project(job), "ZONE": zone, "ZONE%-*": zone.rpartition("-")[0]}
 
     def steps(self) -> list[Step]:
-        allow, allowed, forbid = (table_words("gcp", name) for name in ("allow_ssh", "allows_ssh", "forbid_ssh"))
+        allow, allowed, forbid = (split_words(self.table[name]) for name in ("allow_ssh", "allows_ssh", "forbid_ssh"))
         return [*gcp.account_steps(self.job), *gcp.network_steps(self.job),
                 Step("the firewall rule for ssh by Google's tunnel", (allow,), unless=allowed, remove=(forbid,))]
 
@@ -334,23 +334,17 @@ class Gcp(Cloud):
             keys.write_text(f"{self.table['user']}:{(self.folder / 'key.pub').read_text().strip()}\n")
         given = ("--metadata=enable-guest-attributes=TRUE,enable-oslogin=FALSE",
                  f"--metadata-from-file=ssh-keys={keys}")
-        self.change(gcp.start_words(self.job, self.location, given), rank=str(index))
+        self.change(gcp.start_words(self.job, given), rank=str(index))
 
     def restart(self, machine: Machine) -> None:
-        self.change(gcp.again_words(self.job), **_values(machine))
+        self.change(job_words(self.job, "again"), **_values(machine))
 
     def delete(self, machines: Sequence[Machine]) -> None:
         for machine in machines:
-            self.change(gcp.end_words(self.job), **_values(machine))
+            self.change(job_words(self.job, "end"), **_values(machine))
 
 
 CLOUDS: dict[str, type[Cloud]] = {"aws": Aws, "azure": Azure, "gcp": Gcp}
-
-
-def table_words(cloud: str, command: str) -> tuple[str, ...]:
-    """Return the words of a command of the table; those with variables are shell text."""
-    words = shlex.split(TABLE[cloud][command])
-    return tuple(ShellText(f'"{word}"') if "$" in word else word for word in words)
 
 
 def from_environment(**defaults: str) -> dict[str, str]:

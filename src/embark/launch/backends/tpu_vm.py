@@ -13,7 +13,7 @@ from embark.launch.run_registry import registry_dir
 from embark.launch.supervisor_client import Host, SupervisorState, job_json, names_of, pack_files, status_of
 from embark.render.clouds.gcp import account_steps
 from embark.render.job import Job, make_job
-from embark.render.shell_text import script
+from embark.render.shell_text import job_words, script
 from embark.render.targets import tpu_vm
 from embark.render.targets.vm_node import STATE, off_program
 from embark.render.wheel import upload_words, wheel_file
@@ -64,7 +64,7 @@ class TpuVm(MachinesBackend):
 
     def _recreate(self, handle: RunHandle, job: Job) -> None:
         """A suspended request is never granted again, so it is deleted and made anew."""
-        self._gcloud(handle).change(tpu_vm.end_words(job))
+        self._gcloud(handle).change(job_words(job, "tpu_end"))
         self._gcloud(handle).change(tpu_vm.create_words(job, str(handle.folder / STARTUP)))
 
     def _existing(self, handle: RunHandle, job: Job) -> Existing | None:
@@ -74,7 +74,7 @@ class TpuVm(MachinesBackend):
         is_up = self._shell.is_dry or _state(found) == "ACTIVE"
         return Existing(hosts=self._hosts(handle, job) if is_up else [],
                         names=(f"{job.num_nodes} x {job.machine.name}",),
-                        delete=lambda: self._gcloud(handle).change(tpu_vm.end_words(job)))
+                        delete=lambda: self._gcloud(handle).change(job_words(job, "tpu_end")))
 
     def _look(self, handle: RunHandle, job: Job) -> tuple[list[Host], Status]:
         found = self._resource(handle, job)
@@ -101,13 +101,13 @@ class TpuVm(MachinesBackend):
         found: list[Host] = []
         for node in tpu_vm.node_names(job):
             for worker in range(job.machine.num_hosts):
-                words = self._gcloud(handle).words(tpu_vm.ssh_words(node, f"--worker={worker}"))
+                words = self._gcloud(handle).words(job_words(job, "tpu_ssh", node=node, worker=f"--worker={worker}"))
                 found.append(Host(name=f"{node} host {worker}", index=len(found), folder=RUN_FOLDER,
                                   words=(*words, "--quiet", "--command"), prefix=("sudo", "-n")))
         return found
 
     def _resource(self, handle: RunHandle, job: Job) -> JsonDict | None:
-        found = self._gcloud(handle).read((*tpu_vm.describe_words(job), "--format=json"),
+        found = self._gcloud(handle).read((*job_words(job, "tpu_describe"), "--format=json"),
                                           missing=("NOT_FOUND", "not found"))
         return found if isinstance(found, dict) else None
 

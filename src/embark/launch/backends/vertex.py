@@ -31,7 +31,6 @@ from embark.launch.backend import (
 from embark.launch.http import HttpClient
 from embark.render.job import make_job
 from embark.render.targets.vertex import custom_job_spec
-from embark.render.yaml_text import plain
 from embark.spec import RunSpec
 from embark.values import JsonDict, JsonMap
 
@@ -93,7 +92,7 @@ class Vertex(LaunchBackend):
 
     def submit(self, request: LaunchRequest) -> None:
         handle = request.handle
-        spec = plain(custom_job_spec(make_job(request.spec, load_catalog())))
+        spec = custom_job_spec(make_job(request.spec, load_catalog()))
         body = {"displayName": handle.where["display_name"], "labels": {LABEL: handle.where["id"]}, "jobSpec": spec}
         request.record(Resource(f"a CustomJob {handle.where['display_name']} in {handle.where['context']}",
                          f"embark cancel {handle.name}"))

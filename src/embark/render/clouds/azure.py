@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 
 from embark.render.folder import File
-from embark.render.job import Job, Location
+from embark.render.job import Job
 from embark.render.pod import tolerations
-from embark.render.shell_text import Shell, Step, Words, job_text, quote, script_file, variable
+from embark.render.shell_text import Shell, Step, Words, job_steps, job_text, job_words, script_file
 from embark.render.targets.vm_node import about_machines, acr_name, cloud_init, find_by_name, refuse_volume
 from embark.render.wheel import upload_words
 from embark.render.yaml_text import plain
-from embark.values import JsonDict, frozen
+from embark.values import JsonDict
 
 IMAGE = "microsoft-dsvm:ubuntu-hpc:2204:latest"  # Microsoft's image with NVIDIA's driver, InfiniBand's and Docker.
-_GROUP = ("--resource-group", variable("RESOURCE_GROUP"))
 DOCA_DRIVER_VERSION = "doca3.4.0-26.04-0.8.4.0-0"
 LUSTRE_DRIVER_VERSION = "v0.4.0"  # A release of kubernetes-sigs/azurelustre-csi-driver, 2026-11.
 LUSTRE_DRIVER_FILES = ("rbac-csi-azurelustre-controller", "rbac-csi-azurelustre-node", "csi-azurelustre-driver",
@@ -25,100 +24,32 @@ POOL = "gpu"  # AKS takes at most 12 small letters and digits.
 def render_vm(job: Job) -> list[File]:
     """Write `vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
-    location = job.location
-    words = start_words(job, location, ["--generate-ssh-keys", "--custom-data", Shell('"$FIRST_START"')])
+    words = start_words(job, ["--generate-ssh-keys", "--custom-data", Shell('"$FIRST_START"')])
     about = about_machines(job) + " A machine that is only shut down is still billed."
     return [
-        script_file("vm.sh", "azure/vm.sh.j2", job, about=about, vm_image=IMAGE, steps=network_steps(job, location),
-                    start_words=words, grants=grant_words(job), end_words=end_words(),
-                    upload_words=upload_words(job)),
+        script_file("vm.sh", "azure/vm.sh.j2", job, about=about, vm_image=IMAGE, steps=network_steps(job),
+                    start_words=words, grants=container_grants(job), upload_words=upload_words(job),
+                    registry=acr_name(job.image) if job.place.image else ""),
         cloud_init(job, find_by_name(job)),
     ]
 
 
-def network_steps(job: Job, location: Location) -> list[Step]:
-    """Return steps that create the network; all of it is in one resource group, and is deleted with it."""
-    steps = [
-        Step("the resource group, with all that is in it",
-             (("az", "group", "create", "--name", variable("RESOURCE_GROUP"), "--location", variable("LOCATION")),),
-             remove=(end_words(),)),
-        Step("", (("az", "network", "vnet", "create", *_GROUP, "--name", "embark", "--subnet-name", "machines"),)),
-        Step("", (("az", "network", "nsg", "create", *_GROUP, "--name", "embark"),),
-             why="Machines of one network may talk; from outside nothing comes in. The public address is for their way "
-                 "out."),
-    ]
-    if _has_set(job):
-        steps += [
-            Step("", (("az", "ppg", "create", *_GROUP, "--name", job.name, "--location", variable("LOCATION"),
-                       "--intent-vm-sizes", location.machine_type),),
-                 why="In one availability set the machines share an InfiniBand fabric; in one proximity group they are "
-                     "near."),
-            Step("", (("az", "vm", "availability-set", "create", *_GROUP, "--name", job.name, "--ppg", job.name,
-                       "--platform-fault-domain-count", "1", "--platform-update-domain-count", "1"),)),
-        ]
-    return steps
+def network_steps(job: Job) -> list[Step]:
+    """Return steps that create the network."""
+    return [*job_steps(job, "network"), *(job_steps(job, "placement") if _has_set(job) else [])]
 
 
-def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
-    """Start machine number `$rank`. `given` says who may log in and what it does at its first start."""
-    words: list[str] = [
-        "az", "vm", "create", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'), "--size", location.machine_type,
-        "--image", variable("VM_IMAGE"), "--admin-username", "embark", *given,
-        "--os-disk-size-gb", "256", "--assign-identity", "[system]",
-        "--vnet-name", "embark", "--subnet", "machines", "--nsg", "embark", "--public-ip-sku", "Standard",
-        "--tags", f"embark-run={job.name}",
-    ]
-    if _has_set(job):
-        words += ["--availability-set", job.name, "--ppg", job.name]
-    if job.has_reservation:
-        words += ["--capacity-reservation-group", job.place.reservation, "--zone", job.location.zone]
-    if job.is_spot:
-        words += ["--priority", "Spot", "--eviction-policy", "Delete", "--max-price=-1"]
-    return tuple(words)
+def start_words(job: Job, given: Sequence[str]) -> Words:
+    """Return the command that starts a machine."""
+    options = {"start_placed": _has_set(job), "start_reserved": job.has_reservation, "start_spot": job.is_spot}
+    return job_words(job, "start", options, given=given)
 
 
-@frozen
-class Grants:
-    """Commands that give the identity of a machine, `$principal`, roles in `$machine`, `$account` and `$registry`."""
-
-    principal: Words
-    machine: Words
-    itself: Words  # Lets it deallocate itself when the run has ended.
-    account: Words
-    grants: tuple[Words, ...]
-    registry: Words = ()  # Empty if the image is not in a registry of Azure.
-    pulls: tuple[Words, ...] = ()
-
-
-def grant_words(job: Job) -> Grants:
-    """Let the machine's own identity use the run's containers, and pull the image."""
-    grants = []
-    for bucket in job.buckets:
-        if bucket.scheme != "az":
-            continue
-        role = "Storage Blob Data Contributor" if bucket.is_written else "Storage Blob Data Reader"
-        grants.append(_grant(role, Shell(f'"$account"/blobServices/default/containers/{quote(bucket.name)}')))
-    registry = acr_name(job.image) if job.place.image else ""
-    return Grants(
-        principal=("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'),
-                   "--query", "identity.principalId", "--output", "tsv"),
-        machine=("az", "vm", "show", *_GROUP, "--name", Shell(f'"{job.name}-$rank"'), "--query", "id",
-                 "--output", "tsv"),
-        itself=_grant("Virtual Machine Contributor", Shell('"$machine"')),
-        account=("az", "storage", "account", "show", "--name", variable("STORAGE_ACCOUNT"),
-                 "--query", "id", "--output", "tsv"),
-        grants=tuple(grants),
-        registry=("az", "acr", "show", "--name", registry, "--query", "id", "--output", "tsv") if registry else (),
-        pulls=(_grant("AcrPull", Shell('"$registry"')),) if registry else ())
-
-
-def _grant(role: str, scope: Shell) -> Words:
-    return ("az", "role", "assignment", "create", "--role", role, "--assignee-object-id", Shell('"$principal"'),
-            "--assignee-principal-type", "ServicePrincipal", "--scope", scope)
-
-
-def end_words() -> Words:
-    return ("az", "group", "delete", "--name", variable("RESOURCE_GROUP"), "--yes")
+def container_grants(job: Job) -> list[Words]:
+    """Return commands that let a machine's own identity use the run's containers."""
+    return [job_words(job, "grant_container", bucket=bucket.name,
+                      role=f"Storage Blob Data {'Contributor' if bucket.is_written else 'Reader'}")
+            for bucket in job.buckets if bucket.scheme == "az"]
 
 
 def _has_set(job: Job) -> bool:

@@ -3,18 +3,14 @@
 from collections.abc import Sequence
 
 from embark.render.folder import File
-from embark.render.job import MAX_FLEX_H, Job, Location
-from embark.render.shell_text import Shell, Step, Words, job_text, option, script_file, variable
+from embark.render.job import MAX_FLEX_H, Job
+from embark.render.shell_text import Shell, Step, Words, job_steps, job_text, job_words, script_file
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
 from embark.render.wheel import upload_words
 from embark.values import frozen
 
 IMAGE_FAMILY, IMAGE_PROJECT = "common-cu129-ubuntu-2204-nvidia-580", "deeplearning-platform-release"
 BUILT_IN = ("a2-", "a3-", "a4", "g2-", "g4-")  # Families whose machines have their GPUs; to others they are attached.
-_PROJECT = option("--project", variable("PROJECT"))
-MACHINES_ACCOUNT = Shell('"embark-machines@$PROJECT.iam.gserviceaccount.com"')
-"""The service account of plain machines and TPU VMs. New organizations give the default one no role."""
-_ZONE = option("--zone", variable("ZONE"))
 LOCAL_SSD_GB = 375 * 1.073741824  # Google sells them by 375 GiB; the catalog counts in GB.
 DEFAULT_ADDONS = ("HttpLoadBalancing", "HorizontalPodAutoscaling", "GcePersistentDiskCsiDriver")
 """What a cluster has without `--addons`; a name that the flag leaves out is switched off."""
@@ -29,52 +25,32 @@ INSTALLER_OF = {
 def render_vm(job: Job) -> list[File]:
     """Write `vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
-    words = start_words(job, job.location, [Shell('--metadata-from-file=user-data="$FIRST_START"')])
+    words = start_words(job, [Shell('--metadata-from-file=user-data="$FIRST_START"')])
     return [
         script_file("vm.sh", "gcp/vm.sh.j2", job, about=about_machines(job), image_family=IMAGE_FAMILY,
                     image_project=IMAGE_PROJECT, steps=[*account_steps(job), *network_steps(job)], start_words=words,
-                    again_words=again_words(job), end_words=end_words(job), upload_words=upload_words(job)),
+                    upload_words=upload_words(job)),
         cloud_init(job, find_by_name(job)),
     ]
 
 
 def account_steps(job: Job) -> list[Step]:
-    """Return steps that create the machines' service account, which pulls the image, uses the buckets, and writes
-    logs."""
-    find = ("gcloud", "iam", "service-accounts", "describe", MACHINES_ACCOUNT, _PROJECT)
+    """Return steps that create the machines' service account."""
     services = ["compute", "iam", "artifactregistry", *(["tpu"] if job.is_tpu else [])]
-    enable = ("gcloud", "services", "enable", *(f"{name}.googleapis.com" for name in services), _PROJECT)
-    create = ("gcloud", "iam", "service-accounts", "create", "embark-machines", _PROJECT)
-    member = option("--member", Shell(f'"serviceAccount:{MACHINES_ACCOUNT[1:-1]}"'))
-    roles = ["roles/artifactregistry.reader", "roles/logging.logWriter", "roles/monitoring.metricWriter"]
+    roles = ["artifactregistry.reader", "logging.logWriter", "monitoring.metricWriter"]
     if job.target == "tpu-vm":  # A slice releases itself when the run has ended.
-        roles.append("roles/tpu.admin")
-    grants: list[Words] = [
-        ("gcloud", "projects", "add-iam-policy-binding", variable("PROJECT"), member, f"--role={role}",
-         "--condition=None", "--format=none") for role in roles]
-    grants += [("gcloud", "storage", "buckets", "add-iam-policy-binding", f"gs://{bucket.name}", member,
-                f"--role=roles/storage.object{'User' if bucket.is_written else 'Viewer'}", _PROJECT)
+        roles.append("tpu.admin")
+    grants = [job_words(job, "grant_role", role=role) for role in roles]
+    grants += [job_words(job, "grant_bucket", bucket=bucket.name,
+                         role="objectUser" if bucket.is_written else "objectViewer")
                for bucket in job.buckets if bucket.scheme == "gs"]
-    return [Step("", (enable,)), Step("", (create,), unless=find, wait_s=15), Step("", tuple(grants))]
+    steps = job_steps(job, "account", services=[f"{name}.googleapis.com" for name in services])
+    return [*steps, Step("", tuple(grants))]
 
 
 def network_steps(job: Job) -> list[Step]:
     """Return steps that create the firewall rule and the placement policy."""
-    name = f"embark-{job.name}"
-    rule = Step("the firewall rule of its machines",
-                (("gcloud", "compute", "firewall-rules", "create", name, option("--network", variable("NETWORK")),
-                  "--allow=tcp,udp,icmp", f"--source-tags={name}", f"--target-tags={name}", _PROJECT),),
-                unless=("gcloud", "compute", "firewall-rules", "describe", name, _PROJECT),
-                remove=(("gcloud", "compute", "firewall-rules", "delete", name, "--quiet", _PROJECT),))
-    if not has_placement(job):
-        return [rule]
-    region = Shell('--region="${ZONE%-*}"')
-    return [rule, Step(
-        "the placement policy of its machines",
-        (("gcloud", "compute", "resource-policies", "create", "group-placement", name, region,
-          "--collocation=collocated", _PROJECT),),
-        unless=("gcloud", "compute", "resource-policies", "describe", name, region, _PROJECT),
-        remove=(("gcloud", "compute", "resource-policies", "delete", name, region, "--quiet", _PROJECT),))]
+    return [*job_steps(job, "network"), *(job_steps(job, "placement") if has_placement(job) else [])]
 
 
 def has_placement(job: Job) -> bool:
@@ -82,43 +58,17 @@ def has_placement(job: Job) -> bool:
     return job.num_nodes > 1 and job.capacity in ("on-demand", "spot")
 
 
-def start_words(job: Job, location: Location, given: Sequence[str]) -> Words:
-    """Start machine number `$rank`. `given` says who may log in and what it does at its first start."""
-    words: list[str] = [
-        "gcloud", "compute", "instances", "create", Shell(f'"{job.name}-$rank"'), _ZONE,
-        f"--machine-type={location.machine_type}", "--maintenance-policy=TERMINATE",
-        option("--image-family", variable("IMAGE_FAMILY")), option("--image-project", variable("IMAGE_PROJECT")),
-        "--boot-disk-size=200GB", "--boot-disk-type=hyperdisk-balanced" if location.machine_type.startswith("a4")
-        else "--boot-disk-type=pd-balanced",
-        Shell('--network-interface="network=$NETWORK,nic-type=GVNIC"'),
-        *given, option("--service-account", MACHINES_ACCOUNT), "--scopes=cloud-platform",
-        f"--labels=embark-run={job.name}", f"--tags=embark-{job.name}",
-    ]
-    if not location.machine_type.startswith(BUILT_IN):
-        words.append(f"--accelerator=type={job.machine.gke_accelerator},count={job.machine.num_gpus}")
-    if job.is_spot:
-        words += ["--provisioning-model=SPOT", "--instance-termination-action=STOP"]
-    if job.capacity == "flex-start":
-        hours = job.place.max_hours or MAX_FLEX_H
-        words += ["--provisioning-model=FLEX_START", "--instance-termination-action=DELETE",
-                  "--reservation-affinity=none", f"--max-run-duration={round(3600 * hours)}s",
-                  "--request-valid-for-duration=2h"]
-    if job.has_reservation:
-        words += ["--reservation-affinity=specific", f"--reservation={job.place.reservation}"]
-    if job.capacity == "block":
-        words += ["--provisioning-model=RESERVATION_BOUND", "--instance-termination-action=DELETE"]
-    if has_placement(job):
-        words.append(f"--resource-policies=embark-{job.name}")
-    return (*words, _PROJECT)
-
-
-def again_words(job: Job) -> Words:
-    """Start a machine again that was preempted and stopped."""
-    return ("gcloud", "compute", "instances", "start", Shell(f'"{job.name}-$rank"'), _ZONE, _PROJECT)
-
-
-def end_words(job: Job) -> Words:
-    return ("gcloud", "compute", "instances", "delete", Shell(f'"{job.name}-$rank"'), _ZONE, "--quiet", _PROJECT)
+def start_words(job: Job, given: Sequence[str]) -> Words:
+    """Return the command that starts a machine."""
+    machine_type = job.location.machine_type
+    options = {"start_attached": not machine_type.startswith(BUILT_IN), "start_spot": job.is_spot,
+               "start_flex": job.capacity == "flex-start", "start_reserved": job.has_reservation,
+               "start_block": job.capacity == "block", "start_placed": has_placement(job), "project": True}
+    return job_words(
+        job, "start", options, given=given,
+        disk="hyperdisk-balanced" if machine_type.startswith("a4") else "pd-balanced",
+        accelerator=job.machine.gke_accelerator, num_gpus=str(job.machine.num_gpus),
+        limit_s=str(round(3600 * (job.place.max_hours or MAX_FLEX_H))))
 
 
 @frozen

@@ -3,12 +3,12 @@
 from typing import Any
 
 from embark.errors import Mistake, SpecError
-from embark.render.clouds.gcp import MACHINES_ACCOUNT, account_steps
+from embark.render.clouds.gcp import account_steps
 from embark.render.command import SPEC_PATH
 from embark.render.folder import File
 from embark.render.job import Job
 from embark.render.settings import grace_s, settings_of
-from embark.render.shell_text import Shell, Words, job_text, option, quote, script_file, variable
+from embark.render.shell_text import Shell, Words, job_text, job_words, quote, script_file
 from embark.render.targets.vm_node import FINAL_CODES, OFF_PROGRAM, STATE, VENV, off_program, off_unit
 from embark.render.wheel import WHEELS, fetch_text, upload_words, wheel_requirement
 
@@ -21,8 +21,6 @@ RUNTIME_VERSIONS = {
     "v6e": "v2-alpha-tpuv6e",
 }
 """The system of each generation's hosts. It holds no framework: that comes with the stack."""
-_PROJECT = option("--project", variable("PROJECT"))
-_ZONE = option("--zone", variable("ZONE"))
 JAX = "jax[tpu]==0.10.2"
 
 
@@ -37,10 +35,8 @@ def render_tpu_vm(job: Job) -> list[File]:
     node = Shell(f'"{job.name}-${{2:-0}}"') if job.num_nodes > 1 else job.name
     return [
         script_file("tpu_vm.sh", "gcp/tpu_vm.sh.j2", job, runtime_version=runtime_version(job), about=about,
-                    steps=account_steps(job), describe_words=describe_words(job),
-                    create_words=create_words(job, Shell('"$FIRST_START"')), end_words=end_words(job),
-                    upload_words=upload_words(job),
-                    ssh_words=ssh_words(node, Shell('--worker="${1:-0}"'))),
+                    steps=account_steps(job), create_words=create_words(job, Shell('"$FIRST_START"')),
+                    upload_words=upload_words(job), node=node),
         script_file("tpu_node.sh", "gcp/tpu_node.sh.j2", job, about=about_node, environment=environment(job),
                     final_codes=FINAL_CODES, grace_s=grace_s(job), train_words=train_words(),
                     off_program=off_program(job), off_unit=off_unit(job), off_path=OFF_PROGRAM, **_setup(job)),
@@ -83,34 +79,13 @@ def environment(job: Job) -> dict[str, str]:
 
 
 def create_words(job: Job, startup: str) -> Words:
-    """Request the slices, with the file that their hosts run when they start."""
-    words: list[str] = [
-        "gcloud", "compute", "tpus", "queued-resources", "create", job.name, _ZONE,
-        f"--accelerator-type={job.machine.name}", option("--runtime-version", variable("RUNTIME_VERSION")),
-        Shell(f"--metadata-from-file=startup-script={quote(startup)}"), option("--service-account", MACHINES_ACCOUNT),
-        "--scopes=https://www.googleapis.com/auth/cloud-platform",
-    ]
-    words += ([f"--node-count={job.num_nodes}", f"--node-prefix={job.name}"] if job.num_nodes > 1
-              else [f"--node-id={job.name}"])
-    if job.is_spot:
-        words.append("--spot")
-    if job.has_reservation:  # gcloud takes one that fits the slices; only its preview can be told which
-        project = job.reservation[0]
-        words += ["--reserved", *([f"--reservation-host-project={project}"] if project else [])]
-    return (*words, _PROJECT)
-
-
-def describe_words(job: Job) -> Words:
-    return ("gcloud", "compute", "tpus", "queued-resources", "describe", job.name, _ZONE, _PROJECT)
-
-
-def end_words(job: Job) -> Words:
-    return ("gcloud", "compute", "tpus", "queued-resources", "delete", job.name, _ZONE, "--force", "--quiet", _PROJECT)
-
-
-def ssh_words(node: str, worker: str) -> Words:
-    """Log in to a worker; the caller adds the last word, `--command=…`."""
-    return ("gcloud", "compute", "tpus", "tpu-vm", "ssh", node, _ZONE, worker, _PROJECT)
+    """Return the command that requests the slices, with the file that their hosts run when they start."""
+    # gcloud takes a reservation that fits the slices; only its preview can be told which.
+    project = job.reservation[0] if job.has_reservation else ""
+    options = {"tpu_nodes": job.num_nodes > 1, "tpu_node": job.num_nodes == 1, "tpu_spot": job.is_spot,
+               "tpu_reserved": job.has_reservation, "tpu_shared": project, "project": True}
+    return job_words(job, "tpu_create", options, host_project=project,
+                     startup=Shell(f"--metadata-from-file=startup-script={quote(startup)}"))
 
 
 def node_names(job: Job) -> list[str]:

@@ -7,11 +7,9 @@ from embark.render.command import SPEC_VARIABLE, WRITE_SPEC, WRITTEN_SPEC_PATH, 
 from embark.render.folder import File
 from embark.render.job import PORT, Job
 from embark.render.settings import settings_of
-from embark.render.shell_text import script_file
-from embark.render.yaml_text import note, yaml_text
+from embark.render.shell_text import job_text, script_file
 from embark.values import JsonDict
 
-BOOT_DISK_GB = 200
 ACCELERATORS = {
     "T4": "NVIDIA_TESLA_T4", "V100": "NVIDIA_TESLA_V100", "L4": "NVIDIA_L4", "A100": "NVIDIA_TESLA_A100",
     "A100-80GB": "NVIDIA_A100_80GB", "H100": "NVIDIA_H100_80GB", "H200": "NVIDIA_H200_141GB", "B200": "NVIDIA_B200",
@@ -21,54 +19,28 @@ ACCELERATORS = {
 
 
 def render_vertex(job: Job) -> list[File]:
-    about = f"Trains {job.spec.name} on Vertex AI: {job.num_nodes} x {job.machine.name}."
-    return [
-        File("vertex_job.yaml", yaml_text([custom_job_spec(job)], about=f"{about} vertex_job.sh submits it.")),
-        script_file("vertex_job.sh", "vertex_job.sh.j2", job,
-                    about=f"{about} It needs gcloud, and roles/aiplatform.user."),
-    ]
+    about = f"{_about(job)} It needs gcloud, and roles/aiplatform.user."
+    return [File("vertex_job.yaml", _job_yaml(job)), script_file("vertex_job.sh", "vertex_job.sh.j2", job, about=about)]
 
 
 def custom_job_spec(job: Job) -> JsonDict:
     """Return a CustomJobSpec as `gcloud ai custom-jobs create --config` reads it."""
-    pools = worker_pools(job)
-    scheduling: JsonDict = {
-        "strategy": {"spot": "SPOT", "flex-start": "FLEX_START"}.get(job.capacity, "STANDARD"),
-        "restartJobOnWorkerRestart": note(True, "all machines start again together, from the last checkpoint"),
-    }
-    if job.place.max_hours is not None:
-        scheduling["timeout"] = f"{max(1, round(job.place.max_hours * 3600))}s"
-    spec: JsonDict = {
-        "workerPoolSpecs": note(pools, "the first pool is the one machine that the others meet at"),
-        "scheduling": scheduling,
-        "baseOutputDirectory": {"outputUriPrefix": f"{job.spec.store.root.rstrip('/')}/{job.spec.name}/vertex"},
-    }
-    if job.place.identity:
-        spec["serviceAccount"] = job.place.identity
+    import yaml
+
+    spec: JsonDict = yaml.safe_load(_job_yaml(job))
     return spec
 
 
-def worker_pools(job: Job) -> list[JsonDict]:
-    return [{
-        "machineSpec": machine_spec(job) | reservation_spec(job),
-        "replicaCount": num_replicas,
-        "diskSpec": {"bootDiskType": "pd-ssd", "bootDiskSizeGb": BOOT_DISK_GB},
-        "containerSpec": {
-            "imageUri": job.image,
-            "command": ["/bin/sh", "-c", _start(job)],
-            "env": [{"name": name, "value": value} for name, value in _environment(job).items()],
-        },
-    } for num_replicas in (1, job.num_nodes - 1 if not job.is_tpu else 0) if num_replicas]
+def _job_yaml(job: Job) -> str:
+    # Vertex AI brings the fabric's plugin and its settings itself.
+    env = {setting.name: setting.value for setting in settings_of(job, is_pod=False, has_fabric=False)}
+    rows = [{"name": name, "value": value} for name, value in {**env, SPEC_VARIABLE: encoded_spec(job)}.items()]
+    return job_text("gcp/vertex_job.yaml.j2", job, about=_about(job), machine=machine_spec(job), start=_start(job),
+                    env=rows)
 
 
-def reservation_spec(job: Job) -> JsonDict:
-    """Return the part of a machine's spec that names the reservation; it has to be shared with Vertex AI."""
-    if not job.has_reservation:
-        return {}
-    project, name = job.reservation
-    uri = f"projects/{project or job.place.account}/zones/{job.location.zone}/reservations/{name}"
-    return {"reservationAffinity": {"reservationAffinityType": "SPECIFIC_RESERVATION",
-                                    "key": "compute.googleapis.com/reservation-name", "values": [uri]}}
+def _about(job: Job) -> str:
+    return f"Trains {job.spec.name} on Vertex AI: {job.num_nodes} x {job.machine.name}."
 
 
 def machine_spec(job: Job) -> JsonDict:
@@ -99,12 +71,6 @@ def _start(job: Job) -> str:
     line = ranks_line(words, '--node-rank="$RANK"', '--master-addr="$MASTER_ADDR"',
                       f'--master-port="${{MASTER_PORT:-{PORT}}}"')
     return f"{WRITE_SPEC} && exec env -u RANK -u WORLD_SIZE {line}"
-
-
-def _environment(job: Job) -> dict[str, str]:
-    # Vertex AI brings the fabric's plugin and its settings itself.
-    env = {setting.name: setting.value for setting in settings_of(job, is_pod=False, has_fabric=False)}
-    return {**env, SPEC_VARIABLE: encoded_spec(job)}
 
 
 def _refused(job: Job, what: str, fix: str) -> SpecError:

@@ -35,6 +35,7 @@ from embark.launch.shell import DryRunShell
 from embark.render import wheel
 from embark.render.job import make_job
 from embark.render.render import render_infrastructure
+from embark.render.shell_text import job_words
 from embark.render.wheel import wheel_bytes, wheel_name
 from embark.spec import load_spec, to_toml
 
@@ -44,7 +45,8 @@ def _home(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setenv("COLUMNS", "200")
     # The runs of these tests are in a folder, from which no TPU could fetch the wheel.
-    monkeypatch.setattr(wheel, "_wheel_object", lambda job: ("training", f"runs/dist/{wheel_name()}"))
+    monkeypatch.setattr(wheel, "_copy_words", lambda job, name, file: job_words(
+        job, name, bucket="training", object=f"runs/dist/{wheel_name()}", file=file))
     for name in ("PROJECT", "RUNTIME_VERSION"):
         monkeypatch.delenv(name, raising=False)
 
