@@ -285,6 +285,7 @@ class LogRun(Run):
 
     def prepare(self, settings: JsonDict, earlier: EarlierIds | None) -> Manifest:
         """Do everything, the manifest last."""
+        self._keep_ids(earlier)
         tasks = [replace(task, kind="stage") for task in self._segment_tasks(settings["segment_bytes"])]
         self.work = replace(self.work, segment_names=tuple(task.name for task in tasks))
         self.folder.put()
