@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -156,15 +156,18 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
         console.result(f"{out}: already prepared, from the same files with the same settings; --fresh starts over")
         return
     manifest, bad = result.manifest, result.manifest.bad_rows
+    about = manifest.settings.get(SEQUENCES)
     if not console.quiet:
         maps = manifest.settings["id_maps"] if result.id_map_from else {}
-        tables = manifest.layout.id_features if SEQUENCES not in manifest.settings else manifest.layout.features[:1]
+        tables = manifest.id_features
+        if about:
+            tables = (replace(tables[0], multi_hot=about["longest"]),)
         headings = {"known": "known ids", "new": "new ids"} if maps else {}
         console.table([{"table": f.name, "rows": f.rows, "ids": f"up to {f.multi_hot}" if f.is_ragged else
                         str(f.multi_hot), **{key: maps[f.name].get(key) for key in headings}}
                        for f in tables],
                       {"table": "table", "rows": "rows", "ids": "ids per row", **headings})
-    if about := manifest.settings.get(SEQUENCES):
+    if about:
         left_out = f"; {pluralize(about['left_out'], 'row')} of rare items left out" if about["left_out"] else ""
         console.text(f"\nusers: {_rows(manifest.rows_by_split, manifest.time_split)}; {about['interactions']:,} rows, "
                      f"up to {about['longest']:,} for a user{left_out}")
@@ -172,8 +175,8 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
         console.text(f"\nrows: {_rows(manifest.rows_by_split, manifest.time_split)}; "
                      f"{pluralize(len(manifest.layout.dense), 'dense column')}")
     if result.id_map_from:
-        console.text(f"known ids have the rows that they have in {result.id_map_from}; numbers are transformed as "
-                     "there")
+        numbers = "" if about else "; numbers are transformed as there"
+        console.text(f"known ids have the rows that they have in {result.id_map_from}{numbers}")
     if result.dropped:
         console.text("dropped columns: " + "; ".join(f"{name}: {why}" if why else name
                                                      for name, why in result.dropped.items()))

@@ -40,7 +40,7 @@ def init(
     force
         Overwrite files that exist.
     """
-    from embark.data.prepare.guess import starter_of_file
+    from embark.data.prepare.starter import starter_of_file
     from embark.spec import PRESETS
     from embark.spec.load import set_in_text
     from embark.spec.toml import starter
@@ -57,7 +57,7 @@ def init(
             raise UserError("--model writes a file beside the spec", fix="leave --model or --out - out")
         console.file(starter_of_file(Path(preset), Path("spec.toml")) if is_file else starter(preset))
         return
-    text = starter_of_file(Path(preset), path) if is_file else starter(preset, path)
+    text = starter_of_file(Path(preset), path, may_be_log=not model) if is_file else starter(preset, path)
     files = {path: text}
     if model:
         files = {path: set_in_text(text, ["model.kind=my_model:MyModel"], where=str(path))[0],

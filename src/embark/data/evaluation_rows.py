@@ -13,7 +13,7 @@ from embark.data.loader import Batch, SampleSource
 from embark.data.prepare.later_rows import PreparedWith
 from embark.data.prepared import Manifest
 from embark.data.prepared.cache import find_manifest, read_manifest
-from embark.data.prepared.manifest import EARLIER
+from embark.data.prepared.manifest import EARLIER, SEQUENCES
 from embark.errors import DataError, UserError
 from embark.features.schema import TIME_ROWS
 from embark.spec.run import RunSpec
@@ -155,6 +155,8 @@ def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path, run_uri: str)
         raise DataError(f"{data}: the run was trained on {spec.data.kind} ids, which raw rows do not have",
                         fix="evaluate it on prepared data that `embark data make` wrote, or on a split of its own")
     own = before.manifest
+    if SEQUENCES in own.settings:
+        return _raw_log(spec, before.path, data, folder)
     limit = {"max_bad_share": spec.data.prepare.max_bad_share}  # which changes no row, so the manifest is silent
     manifest, bad = write_later_rows(replace(before, prepare=before.prepare.model_copy(update=limit)), data, folder)
     if not manifest.num_rows("validation"):
@@ -164,6 +166,19 @@ def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path, run_uri: str)
                             LocalParts(folder, manifest.layout, manifest.block_rows), tasks=spec.model.tasks)
     notes = (f"skipped {bad.num_bad:,} unreadable rows, {bad.share:.4%} of all",) if bad.num_bad else ()
     return _with_names(EvaluationRows(source, opened, data, "", notes=notes), before.path, own)
+
+
+def _raw_log(spec: RunSpec, maps: str, data: str, folder: Path) -> EvaluationRows:
+    """Prepare a log with the ids of the run's data; items that this does not have are left out. Each user's last item
+    is to be found."""
+    from embark.data.prepare.prepare import prepare_from_spec
+
+    prepare = spec.data.prepare.changed(input=data, id_map_from=maps, min_count=1 << 53, split="last",
+                                        validation_from="", test_from="", test_fraction=0.0, executor="local")
+    bad = prepare_from_spec(spec.changed(data=spec.data.changed(prepare=prepare)), folder).manifest.bad_rows
+    rows = _prepared(spec, str(folder), "test", is_custom=True)
+    notes = (f"skipped {bad['num']:,} unreadable rows, {bad['share']:.4%} of all",) if bad.get("num") else ()
+    return replace(rows, path=data, split="", notes=notes)
 
 
 def _of_stream(spec: RunSpec, data: str) -> EvaluationRows:

@@ -247,6 +247,8 @@ class Schema:
         if column.weights_of:
             others = [one.weights_of for one in self.sparse if one.weights_of and one.source == name]
             return f"weights of the ids of {', '.join(others)}"
+        if column.is_user:
+            return "users"
         of = KINDS[column.kind]
         table = f", table {column.name}" if column.column else ""
         if column.is_words:

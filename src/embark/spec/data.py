@@ -54,9 +54,8 @@ def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     data, model = spec.data, spec.model
     if data.kind == "prepared" and is_of_log(spec):
         for field, value, fix in (("ids", "hash", 'leave it out: items have ids by frequency'),
-                                  ("split", "file", 'use "last" or "time"'),
-                                  ("id_map_from", data.prepare.id_map_from, "leave it out: items are numbered anew")):
-            if value and getattr(data.prepare, field) == value:
+                                  ("split", "file", 'use "last" or "time"')):
+            if getattr(data.prepare, field) == value:
                 yield conflict(f"data.prepare.{field}", value, "does not apply to a log of users and items", fix)
         return
     if data.kind != "interactions":
@@ -162,8 +161,8 @@ class PrepareSpec(Section):
     """`frequency` only: maximum rows of a table that `[model]` does not name."""
     id_map_from: str = ""
     """Earlier prepared data, a folder or its URI, whose ids keep their table rows here; new values get rows behind
-    them, up to `max_rows`. Tables, columns and the transforms of numbers are taken from it. A relative path goes by the
-    spec's own folder; given with `--set`, by the current directory."""
+    them, up to `max_rows`. Tables, columns and the transforms of numbers are taken from it; of a log, the items. A
+    relative path goes by the spec's own folder; given with `--set`, by the current directory."""
     dense_bits: Literal[16, 32] = 32
     """Width of a stored dense value."""
     split: Literal["fraction", "file", "time", "last"] = "fraction"

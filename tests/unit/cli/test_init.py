@@ -70,6 +70,13 @@ def test_init_writes_a_spec_for_a_file_of_one_s_own(capsys, tmp_path):
     assert run(["init", "juice.csv", "--out", "new/juice.toml"]) == 0
     data = load_spec("new/juice.toml").data
     assert (data.label, data.prepare.label_is, data.prepare.input) == ("kind", "MM", "juice.csv")
+    log = "".join(f"u{i % 7},i{i % 5},{1_700_000_000 + i}\n" for i in range(90))
+    (tmp_path / "plays.csv").write_text("listener,album,played\n" + log)
+    assert run(["init", "plays.csv"]) == 0
+    assert run(["data", "prepare", "plays.toml"]) == 0
+    assert load_spec("plays.toml").model.kind == "sasrec"
+    assert run(["init", "plays.csv", "--model", "--out", "mine.toml"]) == 0
+    assert load_spec("mine.toml").data.label
     assert run(["init", "shop.toml"]) == 64
     assert "is a spec" in capsys.readouterr().err
     assert run(["init", "shp.csv"]) == 64

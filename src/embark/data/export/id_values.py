@@ -48,7 +48,7 @@ def write_id_maps(
     folder `to`. Id 0 stands for missing, rare and unseen values."""
     path = data_of(source)
     manifest = read_manifest(path)
-    names = choose_tables([feature.name for feature in manifest.layout.id_features], tables)
+    names = choose_tables([feature.name for feature in manifest.id_features], tables)
     files = targets(Path(to), names, force=force)
     values = read_values(path, manifest, names)
     folder = local_folder(path)
@@ -96,7 +96,7 @@ def read_values(path: str, manifest: Manifest, tables: Sequence[str]) -> dict[st
     """Return the values by table. Numbers are in the map; words are hashes there, so they are looked for in the raw
     files."""
     before = PreparedWith.of(path, manifest)
-    features = {feature.name: feature for feature in manifest.layout.id_features}
+    features = {feature.name: feature for feature in manifest.id_features}
     if before is None:
         return {name: no_values(name, features[name].rows, "synthetic ids stand for nothing") for name in tables}
     maps = {name: before.id_map(features[name]) for name in tables}
@@ -216,8 +216,8 @@ class _Words(RowParser):
 
 def _counts(folder: Path, manifest: Manifest, table: str) -> Int64s:
     """Count how often the training rows have each id."""
-    index = [feature.name for feature in manifest.layout.id_features].index(table)
-    counts = np.zeros(manifest.layout.id_features[index].rows, np.int64)
+    index = [feature.name for feature in manifest.id_features].index(table)
+    counts = np.zeros(manifest.id_features[index].rows, np.int64)
     for block in iter_blocks(folder, manifest, "train"):
         np.add.at(counts, block.ids(index).reshape(-1).astype(np.intp), 1)
     return counts

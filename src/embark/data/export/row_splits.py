@@ -18,7 +18,7 @@ from embark.data.prepare.splits import assign_splits
 from embark.data.prepare.tasks import open_reader
 from embark.data.prepared import SPLITS, Manifest
 from embark.data.prepared.cache import local_folder, read_manifest
-from embark.data.prepared.manifest import TIME_SPLIT
+from embark.data.prepared.manifest import SEQUENCES, TIME_SPLIT
 from embark.errors import DataError, UserError
 from embark.features.arrow.row_parser import Location, RowParser
 from embark.features.rows import RawRows
@@ -39,6 +39,9 @@ def write_splits(source: str, to: str | Path, *, force: bool = False) -> Parquet
     if before is None:
         raise DataError(f"{path}: was made, not prepared of files with rows",
                         fix="name what `embark data prepare` wrote")
+    if SEQUENCES in manifest.settings:
+        raise DataError(f"{path}: is of a log, which is split by user and order, not by row",
+                        fix="docs/guides/sequences.md says which items of a user are held out")
     nums: list[int] = []
 
     def counted() -> Iterator[pa.RecordBatch]:

@@ -14,14 +14,14 @@ import numpy as np
 from embark.data.prepare.id_numbering import IdFiles, KnownIds
 from embark.data.prepare.later_rows import PreparedWith, is_id_map
 from embark.data.prepared.cache import BAD_ARRAY, local_folder, read_manifest
-from embark.data.prepared.manifest import IDS, SHARED, shared_tables
+from embark.data.prepared.manifest import IDS, SEQUENCES, SHARED, shared_tables
 from embark.errors import DataError
 from embark.features.encoding import IdMethod
 from embark.features.layout import REPAIR
 from embark.features.schema import FIXED_ROWS, Schema
 from embark.features.statistics import ValueStatistics
 from embark.formatting import shortlist
-from embark.spec.data import DataSpec
+from embark.spec.data import DataSpec, is_of_log
 from embark.spec.features import FeaturesSpec
 from embark.spec.run import RunSpec
 from embark.store import open_store
@@ -46,8 +46,14 @@ class EarlierIds:
         """The manifest's record of each table's ids."""
         return self.before.manifest.settings["id_maps"]  # type: ignore[no-any-return]
 
+    @property
+    def is_log(self) -> bool:
+        return SEQUENCES in self.before.manifest.settings
+
     def completed(self, spec: RunSpec) -> RunSpec:
         """Return `spec` with the columns of the earlier data where it names none."""
+        if self.is_log:
+            return self._completed_log(spec)
         values = self.before.schema.to_spec(self.before.prepare)
         own, own_prepare = (part.model_dump(exclude_unset=True) for part in (spec.data, spec.data.prepare))
         names = {*_INHERITED}
@@ -64,6 +70,16 @@ class EarlierIds:
         features = FeaturesSpec.model_validate(earlier | given | ({"columns": columns} if columns else {}))
         return spec.changed(data=data, features=features)
 
+    def _completed_log(self, spec: RunSpec) -> RunSpec:
+        data, earlier = spec.data, self.before.schema
+        user, item = (column.source for column in earlier.sparse)
+        how = data.interactions.changed(**{"user": user, "item": item} |
+                                        data.interactions.model_dump(exclude_unset=True))
+        prepare = data.prepare if "encoding" in data.prepare.model_fields_set else \
+            data.prepare.changed(encoding=self.before.prepare.encoding)
+        return spec.changed(data=data.changed(interactions=how, prepare=prepare,
+                                              time_column=data.time_column or earlier.time_column))
+
     def _features(self) -> JsonDict:
         return self.before.schema.to_features(self.before.prepare, self.before.features)
 
@@ -76,12 +92,16 @@ class EarlierIds:
         old = {column.name: column for column in self.before.schema.sparse}
         sparse = {}
         for column in schema.sparse:
+            if column.is_user:  # has no ids to keep
+                sparse[column.name] = column
+                continue
             is_hashed = self._how(column.name) == "hash" and not column.weights_of
             sparse[column.name] = replace(
                 column, kind=old[column.name].kind, buckets=old[column.name].buckets,
                 rows=self.maps[column.name]["rows"] if is_hashed else column.rows)
-        order = sparse if spec.model.tables else old
-        why = dict.fromkeys([*schema.dense, *(column.source for column in schema.sparse)], f"as in {self.path}")
+        order = sparse if spec.model.tables or self.is_log else old
+        kept = (column.source for column in schema.sparse if not column.is_user)
+        why = dict.fromkeys([*schema.dense, *kept], f"as in {self.path}")
         return replace(schema, sparse=tuple(sparse[name] for name in order), why=schema.why | why)
 
     def methods(self, schema: Schema) -> tuple[IdMethod, ...]:
@@ -127,8 +147,8 @@ class EarlierIds:
 
     def _differences(self, spec: RunSpec, schema: Schema) -> Iterator[str]:
         old, prepare = self.before.schema, spec.data.prepare
-        columns = {column.name: column for column in old.sparse}
-        for what, before, now in (
+        columns = {column.name: column for column in old.sparse if not column.is_user}
+        for what, before, now in () if self.is_log else (
             ("Criteo's own format", old.format == "criteo", schema.format == "criteo"),
             ("dense columns", *(_listed((*one.dense_names, *one.statistics_names)) for one in (old, schema))),
             ("features", *(json.dumps(one.model_dump(mode="json"))
@@ -138,7 +158,7 @@ class EarlierIds:
         ):
             if before != now:
                 yield f"{what}: {before} there, {now} here"
-        names = [column.name for column in schema.sparse]
+        names = [column.name for column in schema.sparse if not column.is_user]
         if set(names) != set(columns):
             yield f"tables: {_listed(tuple(columns))} there, {_listed(tuple(names))} here"
         for column in schema.sparse:
@@ -167,7 +187,12 @@ def open_earlier(spec: RunSpec, revision: int) -> EarlierIds | None:
     if manifest.settings.get("revision") != revision:
         raise DataError(f"{path}: another version of Embark prepared it, and may read the same values as other keys",
                         fix="prepare the earlier data again with this version")
-    return EarlierIds(before)
+    earlier = EarlierIds(before)
+    if earlier.is_log != is_of_log(spec):
+        there, here = ("a log", "a table") if earlier.is_log else ("a table", "a log")
+        raise DataError(f"{path}: was prepared from rows of {there}, and these are of {here}",
+                        fix="prepare without data.prepare.id_map_from")
+    return earlier
 
 
 def _sharing(shared: Mapping[str, str]) -> str:

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Literal
-
-import tomli_w
 
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.sampling import (
     CRITEO_COLUMNS,
+    WORDS,
     Column,
     Judgement,
     Sample,
-    is_called,
+    find_called,
+    holds_numbers,
     is_undecoded,
     is_zero_one,
     judge,
@@ -35,14 +33,13 @@ from embark.features.schema import KINDS, MADE, TIME_ROWS, LabelColumn, Schema, 
 from embark.features.time_formats import common_formats, fits
 from embark.features.values import DecimalSign, decimal_sign, meaning_of_format, time_formats
 from embark.formatting import shortlist
-from embark.spec.data import DataSpec, PrepareSpec
+from embark.spec.data import DataSpec
 from embark.spec.features import MAX_NAME, FeaturesSpec, bucket_table_name, table_name
 from embark.spec.model import Table
 from embark.spec.run import RunSpec
 from embark.spec.tasks import label_columns
 
 _MAX_SHOWN = 12
-_LABELS = ("label", "target", "click", "clicked", "class", "y", "outcome", "bought", "converted", "churn")
 _NO_IDS = ("data.prepare.ignored_columns", "data.dense_columns", "weights_column")
 """Fields that name columns which are no ids."""
 
@@ -58,24 +55,6 @@ def guess_schema(spec: RunSpec, inputs: Inputs, files: Sequence[InputFile]) -> S
     if not spec.model.tasks:
         _check_label(spec, sample, where)
     return _schema(spec, sample, where)
-
-
-def starter_of_file(file: Path, path: Path) -> str:
-    """Return the lines of a spec at `path` for a file of one's own, with what may be its label."""
-    inputs = Inputs()
-    columns = take_sample(PrepareSpec(), (), inputs, inputs.find(str(file))).columns
-    values = {column.name: [value for value, _ in Counter(column.cells).most_common(3)] for column in columns}
-    zero_one = {column.name for column in columns if is_zero_one(column)}
-    found = [name for name, cells in values.items() if len(cells) == 2 or name in zero_one] or [columns[-1].name]
-    likely = [*(name for name in found if name.lower() in _LABELS), columns[-1].name, columns[0].name, found[-1]]
-    label = next(name for name in likely if name in found)
-    prepare = {"input": os.path.relpath(file, path.parent)}
-    if label not in zero_one and values[label]:
-        prepare["label_is"] = values[label][-1]  # the rarer one
-    of = "; these may be it: " + _some(found) if len(found) > 1 else ""
-    written = tomli_w.dumps({"data": {"kind": "prepared", "path": f"{path.stem}-prepared", "label": label,
-                                      "prepare": prepare}})
-    return f"# The label is the column to predict{of}.\n{written}"
 
 
 def _labels(spec: RunSpec) -> tuple[str, ...]:
@@ -167,6 +146,24 @@ def find_times(
                             fix=f'leave "hour" out of features.columns.{column.name}.parts')
         found.append(TimeColumn(column.name, format, parts, said.time_zone))
     return tuple(found)
+
+
+def find_time_column(columns: Sequence[Column]) -> str:
+    """Return the name of the column with the times of rows; empty if none has any. A column that is called so, but
+    whose format is not known, is returned too: a fault is better than another order. `read_time = 35` is no time."""
+    timed = [column for column in columns if _holds_times(column)]
+    called = [column for column in columns if not holds_numbers(column) or column.name.lower() in WORDS["times"]]
+    return find_called(timed or called, "times") or next((column.name for column in timed), "")
+
+
+def _holds_times(column: Column) -> bool:
+    if column.type == "time":
+        return True
+    may_be_digits = bool(find_called([column], "times"))
+    if not column.cells or column.type in ("list", "nested") or (holds_numbers(column) and not may_be_digits):
+        return False
+    return time_formats(column.cells).most_common(1)[0][0] is not None or bool(
+        common_formats(column.cells, may_be_digits=may_be_digits))
 
 
 def _time_format_of(column: Column, said: str, unit: Literal["auto", "s", "ms"], where: str) -> str:
@@ -469,7 +466,7 @@ def _check_label(spec: RunSpec, sample: Sample, where: str) -> None:
         which = "these hold 0 and 1: " + ", ".join(candidates) if candidates else "no column holds just 0 and 1"
         named = f"data.label={shlex.quote(candidates[0])}" if candidates else \
             "data.label=COLUMN --set data.prepare.label_above=3, for 1 where the column is larger"
-        if all(any(is_called(name, what) for name in columns) for what in ("users", "items")):
+        if all(find_called(sample.columns, what) for what in ("users", "items")):
             which += '. It may be a log of what users chose, for model.kind = "sasrec"'
         raise DataError(f"{where}: has no column {label!r}, which data.label names; {which}",
                         fix=f"{_columns_fix(sample, list(columns))}; say which is the label, in the spec or with --set "

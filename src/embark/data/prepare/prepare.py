@@ -129,7 +129,7 @@ def preview(spec: RunSpec) -> Preview:
     spec, schema, inputs, files, earlier = _open_inputs(spec)
     prepare, methods = spec.data.prepare, _methods(spec, schema, earlier)
     if is_of_log(spec):
-        return _preview_log(spec, schema, files)
+        return _preview_log(spec, schema, files, earlier)
     splits = {
         "fraction": f"random: {spec.data.eval_fraction:g} to validation, {prepare.test_fraction:g} to test",
         "file": f"by file: {', '.join(prepare.validation_files)} to validation, "
@@ -149,7 +149,9 @@ def preview(spec: RunSpec) -> Preview:
                    _budget(spec, schema, has_runs=_has_runs(schema, methods)))
 
 
-def _preview_log(spec: RunSpec, schema: Schema, files: list[InputFile]) -> Preview:
+def _preview_log(
+    spec: RunSpec, schema: Schema, files: list[InputFile], earlier: EarlierIds | None
+) -> Preview:
     from embark.data.prepare.sequences import describe
 
     split = describe_time_split(spec.data) + "; the first item of each user there" \
@@ -158,8 +160,9 @@ def _preview_log(spec: RunSpec, schema: Schema, files: list[InputFile]) -> Previ
         "users' items in the order of the rows"
     rare = f"those seen fewer than {spec.data.prepare.min_count} times are left out, then " \
         if (spec.data.prepare.min_count or 1) > 1 else ""
-    return Preview(schema, describe(spec, schema), files, f"{order}; {split}",
-                   f"{rare}by descending count, from 1", _budget(spec, schema, has_runs=True))
+    ids = f"as in {earlier.path}; new items get new rows" if earlier else "by descending count, from 1"
+    return Preview(schema, describe(spec, schema), files, f"{order}; {split}", rare + ids,
+                   _budget(spec, schema, has_runs=True))
 
 
 def _with_transforms(
@@ -195,17 +198,18 @@ def _open_inputs(spec: RunSpec) -> tuple[RunSpec, Schema, Inputs, list[InputFile
         raise UserError(f"data.kind is {spec.data.kind!r}, and `embark data prepare` writes \"prepared\" data",
                         fix='set data.kind = "prepared" and data.path to the folder to write')
     inputs, files = open_inputs(spec.data.prepare.input)
+    earlier = open_earlier(spec, _REVISION)
+    if earlier:
+        spec = earlier.completed(spec)
     if is_of_log(spec):
         from embark.data.prepare.sequences import log_options, log_schema
 
         prepare = log_options(spec.data.prepare, spec.data.interactions)
         spec = spec.changed(data=spec.data.changed(prepare=prepare))
-        return spec, log_schema(spec, inputs, files), inputs, files, None
-    earlier = open_earlier(spec, _REVISION)
-    if earlier is None:
-        return spec, guess_schema(spec, inputs, files), inputs, files, None
-    spec = earlier.completed(spec)
-    return spec, earlier.aligned(spec, guess_schema(spec, inputs, files)), inputs, files, earlier
+        schema = log_schema(spec, inputs, files)
+    else:
+        schema = guess_schema(spec, inputs, files)
+    return spec, earlier.aligned(spec, schema) if earlier else schema, inputs, files, earlier
 
 
 def _fixed_numbers(spec: RunSpec, schema: Schema) -> Numbers | None:
@@ -338,9 +342,7 @@ class Run:
 
     def prepare(self, settings: JsonDict, earlier: EarlierIds | None) -> Manifest:
         """Do everything, the manifest last."""
-        if earlier:
-            known = earlier.fetch(self.work.out / PREPARING / "earlier", is_moved=self._is_stored)
-            self.work = replace(self.work, known=known)
+        self._keep_ids(earlier)
         tasks = self._segment_tasks(settings["segment_bytes"])
         self.work = replace(self.work, segment_names=tuple(task.name for task in tasks))
         self.folder.put()
@@ -379,6 +381,12 @@ class Run:
         if not manifest.num_rows("train"):
             raise DataError("no row of the input is for training", fix="check data.prepare.split and what it needs")
         return self._written(manifest)
+
+    def _keep_ids(self, earlier: EarlierIds | None) -> None:
+        """Have the ids of earlier data here, to number the new ones behind them."""
+        if earlier:
+            known = earlier.fetch(self.work.out / PREPARING / "earlier", is_moved=self._is_stored)
+            self.work = replace(self.work, known=known)
 
     def _written(self, manifest: Manifest) -> Manifest:
         """Write the manifest, which makes the data complete."""

@@ -61,7 +61,7 @@ _CONCENTRATED = 0.35  # Of the range; for ids it is a half.
 _SKEW = 0.1
 _DATE = re.compile(r"\d{4}[-/.]\d{1,2}[-/.]\d{1,2}|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}")
 USE_TIME = "features.columns.NAME.parts makes features of it, data.time_column splits by it"
-_WORDS: dict[str, list[str]] = tomllib.loads(
+WORDS: dict[str, list[str]] = tomllib.loads(
     Path(__file__).with_name("column_words.toml").read_text(encoding="utf-8"))
 
 
@@ -356,15 +356,28 @@ def _words_of(name: str) -> set[str]:
     return {word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)}
 
 
-def is_called(name: str, what: str) -> bool:
-    """Tell whether a column's name says that it holds `users`, `items` or `times`."""
-    return not _words_of(name).isdisjoint(_WORDS[what])
+def find_called(columns: Sequence[Column], what: str) -> str:
+    """Return the name of the column that is called most like `users`, `items` or `times`; empty if none is. The words
+    of each are in falling order; `page_views` are no pages."""
+    words, found = WORDS[what], []
+    amounts = {*WORDS["amounts"]} - {"num", "number"} if what != "times" else set()
+    for column in columns:
+        own = _words_of(column.name)
+        if amounts & own:
+            continue
+        if ranks := [words.index(word) for word in own | {word.removesuffix("id") for word in own} if word in words]:
+            found.append(((min(ranks), not column.name.lower().endswith("id"), len(own)), column.name))
+    return min(found, key=lambda one: one[0])[1] if found else ""
+
+
+def holds_numbers(column: Column) -> bool:
+    return column.type in ("integer", "float") or all(map(_NUMBER.fullmatch, column.cells))
 
 
 def _judge_integers(column: Column, different: int, seen: str) -> Judgement:
     cells = column.cells
     words = _words_of(column.name)
-    says_time, says_id, says_amount = (not words.isdisjoint(_WORDS[what]) for what in ("times", "ids", "amounts"))
+    says_time, says_id, says_amount = (not words.isdisjoint(WORDS[what]) for what in ("times", "ids", "amounts"))
     if any(len(cell) > 40 or not -(2**63) <= int(cell) < 2**64 for cell in cells):
         return Judgement("sparse", f"holds integers of more than 64 bits, so they are names; {seen}", "text")
     if any(map(_has_leading_zero, cells)):
@@ -374,10 +387,10 @@ def _judge_integers(column: Column, different: int, seen: str) -> Judgement:
     is_unique = different == len(cells) >= _MANY_ROWS
     if len(values) >= _MANY_ROWS and values[:_MANY_ROWS] == list(range(values[0], values[0] + _MANY_ROWS)):
         return Judgement("ignored", "numbers the rows")
-    if is_unique and (not words.isdisjoint(_WORDS["rows"]) or high - low < _DENSE * different):
+    if is_unique and (not words.isdisjoint(WORDS["rows"]) or high - low < _DENSE * different):
         return Judgement("ignored", f"different number in every row ({len(cells):,} checked), of {low:,} to {high:,}: "
                                     "numbers the rows")
-    says_part = not words.isdisjoint(_WORDS["parts_of_times"])
+    says_part = not words.isdisjoint(WORDS["parts_of_times"])
     if (says_time or says_part) and len(common := common_formats(cells, may_be_digits=True)) == 1:
         return Judgement("ignored", f"holds {meaning_of_format(common[0])}; {USE_TIME}")
     if (says_time or (not says_id and different > 0.1 * len(cells))) and (format := _time_format(cells)):

@@ -13,12 +13,12 @@ import tomli_w
 
 from embark.data.prepare import id_numbering
 from embark.data.prepare.earlier_ids import EarlierIds
-from embark.data.prepare.guess import find_times
+from embark.data.prepare.guess import find_time_column, find_times
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.journal import record_path
 from embark.data.prepare.prepare import Run, without_files
 from embark.data.prepare.rows import SegmentCounts
-from embark.data.prepare.sampling import Column, is_called, take_sample
+from embark.data.prepare.sampling import find_called, take_sample
 from embark.data.prepare.splits import time_split_record
 from embark.data.prepare.stored import Extent
 from embark.data.prepare.tasks import Finish, Preparation, Task
@@ -71,14 +71,18 @@ def log_schema(spec: RunSpec, inputs: Inputs, files: Sequence[InputFile]) -> Sch
     names: dict[str, str] = {}
     for role, given, default in (("users", how.user, "user"), ("items", how.item, "item"),
                                  ("times", data.time_column, "")):
-        found = given if given in by_name or (given != default) else _called(role, sample.columns, names.values())
+        rest = [column for column in sample.columns if column.name not in names.values()]
+        found = given
+        if given not in by_name and given == default:
+            found = find_time_column(rest) if role == "times" else find_called(rest, role)
         if (found and found not in by_name) or (not found and role != "times"):
             raise DataError(f"{where}: has no column {found or given!r}, for the {role} of the log",
                             fix=f"{nearest(found or given, list(by_name))} Or name it: data.interactions."
                                 f"{role[:-1]} = \"…\"" if role != "times" else nearest(found, list(by_name)))
         if found:
             names[role] = found
-            why[found] = "is named in the spec" if found == given else f"its name is that of {role}"
+            by = "it holds" if role == "times" and not find_called([by_name[found]], role) else "its name is that of"
+            why[found] = "is named in the spec" if found == given else f"{by} {role}"
     time = names.get("times", "")
     if data.prepare.split == "time" and not time:
         raise DataError(f"{where}: a split by time needs times", fix="name their column in data.time_column")
@@ -101,10 +105,6 @@ def log_options(prepare: PrepareSpec, how: InteractionsSpec) -> PrepareSpec:
     """Return how the files are read: `[data.interactions]` may say what `[data.prepare]` does not."""
     given = {"delimiter": how.delimiter, "column_names": how.column_names}
     return prepare.model_copy(update={key: value for key, value in given.items() if value})
-
-
-def _called(role: str, columns: Sequence[Column], taken: Any) -> str:
-    return next((column.name for column in columns if column.name not in taken and is_called(column.name, role)), "")
 
 
 def _time_name(spec: RunSpec, column: str) -> str:
@@ -285,6 +285,7 @@ class LogRun(Run):
 
     def prepare(self, settings: JsonDict, earlier: EarlierIds | None) -> Manifest:
         """Do everything, the manifest last."""
+        self._keep_ids(earlier)
         tasks = [replace(task, kind="stage") for task in self._segment_tasks(settings["segment_bytes"])]
         self.work = replace(self.work, segment_names=tuple(task.name for task in tasks))
         self.folder.put()

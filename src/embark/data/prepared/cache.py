@@ -322,15 +322,17 @@ def read_array(path: str, name: str) -> tuple[Array, bytes]:
 
 
 def read_items(path: str, manifest: Manifest) -> tuple[Int32s, Int64s]:
-    """Return the rows of a prepared log's items, rising, and how often each is in the log."""
+    """Return the rows of a prepared log's items, rising, and how often each is in the log. Items of earlier data whose
+    ids it continues are no items of it."""
     item = manifest.layout.features[0]
     about = (manifest.settings.get("id_maps") or {}).get(item.name) or {}
     ids, counts = (read_array(path, normalize_path(str(about.get(name))))[0] for name in ("ids", "counts"))
     if ids.ndim == 1 and ids.shape == counts.shape and {ids.dtype.kind, counts.dtype.kind} == {"i"} and len(ids):
         order = np.argsort(ids, kind="stable")
-        rows = ids[order]
-        if rows[0] > 0 and rows[-1] < item.rows and (rows[1:] > rows[:-1]).all() and counts.min() > 0:
-            return rows.astype(np.int32), counts[order].astype(np.int64)
+        rows, nums = ids[order], counts[order]
+        are_rows = rows[0] > 0 and rows[-1] < item.rows and (rows[1:] > rows[:-1]).all()
+        if are_rows and nums.min() >= 0 and nums.any():
+            return rows[nums > 0].astype(np.int32), nums[nums > 0].astype(np.int64)
     raise DataError(f"{path}: the items are not those that the data was prepared with", fix=REPAIR)
 
 

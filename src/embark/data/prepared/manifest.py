@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from embark.errors import DataError, UserError
-from embark.features.layout import Layout
+from embark.features.layout import Feature, Layout
 from embark.formatting import shortlist
 from embark.spec.model import ModelSpec, Table
 from embark.spec.run import RunSpec
@@ -65,6 +65,11 @@ class Manifest:
     settings: JsonDict = field(default_factory=dict)  # Settings of the preparation.
     sources: tuple[JsonDict, ...] = ()  # The files it was made of, with their sizes.
     bad_rows: JsonDict = field(default_factory=dict)  # Number of rows that were left out, by reason.
+
+    @property
+    def id_features(self) -> tuple[Feature, ...]:
+        """The features whose values have ids: of a log, its items."""
+        return self.layout.features[:1] if SEQUENCES in self.settings else self.layout.id_features
 
     def num_rows(self, split: Split) -> int:
         return sum(part.rows for part in self.parts.get(split, ()))

@@ -5,7 +5,8 @@ import multiprocessing
 import os
 import random
 import signal
-from collections import defaultdict
+from collections import Counter, defaultdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +15,15 @@ import pyarrow.parquet as parquet
 import pytest
 
 from embark.data import open_source, resolve_from_data
+from embark.data.evaluation_rows import open_rows
+from embark.data.export.id_values import write_id_maps
+from embark.data.export.row_splits import write_splits
 from embark.data.loader import Batch
 from embark.data.prepare import sequences
 from embark.data.prepare.prepare import prepare_from_spec, preview
 from embark.data.prepared.manifest import SEQUENCES
 from embark.errors import DataError, UserError
+from embark.features.arrow.cells import hash_bytes
 from embark.spec import RunSpec, load_spec, resolve
 
 
@@ -116,7 +121,6 @@ def test_sequences_are_the_log_sorted_by_user_and_time(tmp_path):
     spec = resolve_from_data(spec)
     source = open_source(in_memory(spec, log))
     words = dict(zip(source.maps.arrays["ids/item.ids.npy"].tolist(), range(10**6), strict=False))
-    from embark.features.arrow.cells import hash_bytes
     names = {name: int(hash_bytes(pa.array([name.encode()]))[0]) for _, name, _ in rows}
     keys = source.maps.arrays["ids/item.keys.npy"]
     item_of = {identity: name for name, key in names.items() for identity, at in words.items() if keys[at] == key}
@@ -285,12 +289,127 @@ def test_a_log_is_recognized_by_its_columns(tmp_path):
 
 
 def test_settings_that_a_log_cannot_have_are_refused(tmp_path):
-    for wrong in ("data.prepare.ids=hash", "data.prepare.split=file", "data.prepare.id_map_from=earlier"):
+    for wrong in ("data.prepare.ids=hash", "data.prepare.split=file"):
         with pytest.raises(UserError, match="does not apply to a log"):
             spec_of(tmp_path, wrong, *(['data.prepare.validation_files=["a"]'] if "file" in wrong else []))
     write(tmp_path / "log.csv", [("u1", "a", 1_700_000_000), ("u2", "b", 1_700_000_001)])
     with pytest.raises(DataError, match="two items to train on"):
         prepare_from_spec(spec_of(tmp_path))
+
+
+def items_by_row(folder: Path, names) -> dict[int, str]:
+    """Return the item of each row of the table."""
+    keys, ids = (np.load(folder / f"ids/item.{kind}.npy") for kind in ("keys", "ids"))
+    rows = dict(zip(keys.tolist(), ids.tolist(), strict=True))
+    hashed = {name: int(key) for name in names for key in [hash_bytes(pa.array([name.encode()]))[0]]}
+    return {rows[key]: name for name, key in hashed.items() if key in rows}
+
+
+def later_rows(folder: Path, *sets: str) -> tuple[RunSpec, list[tuple[str, str, int]]]:
+    """Prepare a log, and write one of later rows: other users, some items that are new and some no more, times as
+    words, the columns in another order."""
+    write(folder / "log.csv", rows_of(13))
+    prepare_from_spec(spec_of(folder))
+    rows = [(f"later-{user}", item.replace("item-1", "new-1"), at) for user, item, at in rows_of(14)]
+    (folder / "later.csv").write_text("at,item,user\n" + "".join(
+        f"{datetime.fromtimestamp(at, UTC):%d.%m.%Y %H:%M:%S},{item},{user}\n" for user, item, at in rows))
+    return spec_of(folder, f"data.prepare.input={folder / 'later.csv'}", f"data.path={folder / 'later'}",
+                   f"data.prepare.id_map_from={folder / 'data'}", *sets), rows
+
+
+def test_new_rows_of_a_log_keep_the_rows_of_its_items(tmp_path):
+    spec, rows = later_rows(tmp_path, "data.eval_split=test")
+    assert "as in" in preview(spec).ids
+    manifest = prepare_from_spec(spec).manifest
+    names = {row[1] for row in [*rows, *rows_of(13)]}
+    before, now = (items_by_row(tmp_path / folder, names) for folder in ("data", "later"))
+    assert before.items() < now.items()
+    assert sorted(now) == list(range(1, len(now) + 1))
+    about = manifest.settings["id_maps"]["item"]
+    assert (about["known"], about["new"], about["rows"]) == (len(before), len(now) - len(before), len(now) + 1)
+    source = open_source(resolve_from_data(spec))
+    assert {now[row] for row in source.catalog.tolist()} == {row[1] for row in rows} != set(now.values())
+    counts = Counter(row[1] for row in rows)
+    assert source.counts.tolist() == [counts[now[row]] for row in source.catalog.tolist()]
+    found = [tuple(now[row] for row in sample[0]) for sample in samples(source.eval_rows(0, source.num_eval_samples))]
+    assert sorted(found) == sorted(tuple(items[-7:]) for items in histories(rows).values() if len(items) >= 3)
+    drawn = {row for sample in samples(source.train_rows(0, 0, source.num_train_samples)) for row in sample[1]}
+    assert drawn <= set(source.catalog.tolist())
+    assert prepare_from_spec(spec).was_complete
+
+
+def test_columns_that_a_later_log_does_not_name_are_those_of_the_earlier(tmp_path):
+    write(tmp_path / "log.csv", rows_of(15), "who,what,at")
+    names = "data.interactions={user='who', item='what'}"
+    prepare_from_spec(spec_of(tmp_path, names))
+    rows = [(item, user, "x", at) for user, item, at in rows_of(16)]
+    write(tmp_path / "later.csv", rows, "what,who,item,at")
+    spec = resolve({"model": {"kind": "sasrec"}, "data": {
+        "kind": "prepared", "path": str(tmp_path / "later"),
+        "prepare": {"input": str(tmp_path / "later.csv"), "id_map_from": str(tmp_path / "data")}}})
+    manifest = prepare_from_spec(spec).manifest
+    assert [column["name"] for column in manifest.settings["schema"]["sparse"]] == ["who", "what"]
+    assert manifest.settings["schema"]["time_column"] == "at"
+
+
+def test_items_that_are_numbers_in_one_log_stay_words_of_the_other(tmp_path):
+    rows = [(f"u{number % 9}", f"i{number % 7}" if number % 2 else number % 5, 1_700_000_000 + number)
+            for number in range(90)]
+    write(tmp_path / "log.csv", rows)
+    prepare_from_spec(spec_of(tmp_path))
+    write(tmp_path / "later.csv", [(user, number % 5, at) for number, (user, _, at) in enumerate(rows)])
+    manifest = prepare_from_spec(spec_of(
+        tmp_path, f"data.prepare.input={tmp_path}/later.csv", f"data.path={tmp_path}/later",
+        f"data.prepare.id_map_from={tmp_path}/data")).manifest
+    assert manifest.settings["id_maps"]["item"]["new"] == 0
+    assert manifest.settings["schema"]["sparse"][1]["kind"] == "text"
+
+
+def test_ids_that_a_log_cannot_continue_are_refused(tmp_path):
+    spec, _ = later_rows(tmp_path)
+    tables = "model.tables=[{name='item', rows=5, pooling='none', max_length=9}, " \
+             "{name='n', shares='item', pooling='none', max_length=4}]"
+    with pytest.raises(DataError, match=r"item: \d+ rows there, 5 in \[model\]"):
+        prepare_from_spec(spec_of(tmp_path, f"data.prepare.id_map_from={tmp_path}/data", "model.sequence.times=",
+                                  "model.sequence.history=item", "model.sequence.negatives=n", tables,
+                                  "model.num_dense=0"))
+    with pytest.raises(DataError, match="tables: item there, user here"):
+        prepare_from_spec(spec_of(tmp_path, f"data.prepare.id_map_from={tmp_path}/data",
+                                  "data.interactions={user='item', item='user'}"))
+    table = {"kind": "prepared", "path": str(tmp_path / "table"), "label": "label",
+             "prepare": {"input": str(tmp_path / "rows.csv"), "sparse_columns": ["user", "item"]}}
+    write(tmp_path / "rows.csv", [(user, item, at % 2) for user, item, at in rows_of(13)], "user,item,label")
+    with pytest.raises(DataError, match="rows of a log, and these are of a table"):
+        prepare_from_spec(resolve({"data": table}, [f"data.prepare.id_map_from={tmp_path}/data"]))
+    prepare_from_spec(resolve({"data": table}))
+    with pytest.raises(DataError, match="rows of a table, and these are of a log"):
+        prepare_from_spec(spec.changed(data=spec.data.changed(
+            prepare=spec.data.prepare.changed(id_map_from=str(tmp_path / "table")))))
+
+
+def test_a_log_as_it_is_can_be_evaluated_on(tmp_path):
+    _, rows = later_rows(tmp_path)
+    own = resolve_from_data(spec_of(tmp_path))
+    fingerprint = open_source(own).fingerprint()
+    known = items_by_row(tmp_path / "data", {row[1] for row in [*rows, *rows_of(13)]})
+    with open_rows(own, fingerprint, str(tmp_path / "later.csv")) as found:
+        batch = found.source.eval_rows(0, found.source.num_eval_samples)
+        assert found.description == f"all rows of {tmp_path}/later.csv"
+    kept = [row for row in rows if row[1] in known.values()]
+    assert len(kept) < len(rows)
+    assert sorted(tuple(known[row] for row in sample[0]) for sample in samples(batch)) == sorted(
+        tuple(items[-7:]) for items in histories(kept).values() if len(items) >= 3)
+
+
+def test_the_items_of_a_prepared_log_are_written_and_its_splits_are_not(tmp_path):
+    write(tmp_path / "log.csv", rows_of(17))
+    prepare_from_spec(spec_of(tmp_path))
+    write_id_maps(str(tmp_path / "data"), tmp_path / "maps")
+    found = parquet.read_table(tmp_path / "maps" / "item.parquet").to_pylist()
+    names = items_by_row(tmp_path / "data", {row[1] for row in rows_of(17)})
+    assert {row["id"]: row["value"] for row in found} == {0: None, **names}
+    with pytest.raises(DataError, match="not by row"):
+        write_splits(str(tmp_path / "data"), tmp_path / "splits.parquet")
 
 
 @pytest.mark.parametrize("name", ["ids", "counts"])

@@ -124,6 +124,14 @@ def test_a_log_becomes_the_same_sequences_in_a_store(tmp_path, split, monkeypatc
     prepare_from_spec(by_others, shared)
     assert Repeating.num_tasks > 5
     assert content(tmp_path / "here") == content(bucket) == content(shared)
+    (tmp_path / "log.csv").write_text("\n".join(["user,item,at", *(row.replace("item-1", "new-1") for row in rows)]))
+    later = [spec.changed(data=spec.data.changed(prepare=spec.data.prepare.changed(id_map_from=str(tmp_path / "here"))))
+             for spec in (local, local, by_others)]
+    outs = tmp_path / "later", f"memory://{uuid4().hex}", tmp_path / "shared-later"
+    manifests = [prepare_from_spec(spec, out).manifest for spec, out in zip(later, outs, strict=True)]
+    assert manifests[0].settings["id_maps"]["item"]["known"] == 40
+    assert manifests[0].settings["id_maps"]["item"]["new"] == 11
+    assert content(outs[0]) == content(outs[1]) == content(outs[2])
     assert not list(tmp_path.glob("embark-prepare-*/*"))
 
 
