@@ -11,6 +11,7 @@ from embark.features.hashing import hash_counters, stream_key
 from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema, SparseColumn
 
+_MAX_COMPARED = 64  # Boundaries that a value is compared with one by one.
 _CROSS, _HASH = 0xC2055, 0x4A54
 _MISSING = np.uint64(stream_key(_CROSS, 0))
 """The key of no value, where that is a value like others."""
@@ -30,9 +31,16 @@ def bucket_ids(column: SparseColumn, schema: Schema, dense: Floats) -> Int64s:
     values = dense[:, schema.dense_names.index(column.parts[0])]
     if not column.buckets:
         return np.zeros(len(values), np.int64)
-    found = np.searchsorted(np.asarray(column.buckets[0], np.float32), values, side="right") + 1
-    found[np.isnan(values)] = 0
-    return found
+    bounds = np.asarray(column.buckets[0], np.float32)
+    if len(bounds) > _MAX_COMPARED:
+        found = np.searchsorted(bounds, values, side="right") + 1
+        found[np.isnan(values)] = 0
+        return found
+    values = np.ascontiguousarray(values)
+    below = (~np.isnan(values)).view(np.uint8)
+    for bound in bounds:  # a fifth of the time of a search
+        below += values >= bound
+    return below.astype(np.int64)
 
 
 def _bucket_keys(values: Floats, bounds: Sequence[float]) -> Hashes:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from embark.errors import DataError, UserError
-from embark.features.arrays import Floats, Int64s
+from embark.features.arrays import Floats, Hashes, Int64s
 from embark.features.hashing import hash_counters, stream_key
 from embark.features.schema import Schema
 from embark.spec.features import FeaturesSpec, NumberTransform
@@ -30,6 +30,7 @@ MAX_SAMPLE_VALUES = 1 << 22
 MAX_SAMPLE_ROWS = 1 << 16
 MAX_SPLIT_ROWS = 1 << 18
 """With more training rows a column is split into buckets only where the spec says so: it takes as many values a row."""
+_SLAB_ROWS = 4096  # So few that their columns stay in the processor's cache.
 LIMIT = 8.0  # Standard deviations from the mean at which a standardized value is cut.
 _SAMPLE = 90_417
 _HEAVY_TAIL = 4.0
@@ -126,9 +127,12 @@ class Numbers:
 
     @cached_property
     def _vectors(self) -> dict[str, Floats]:
-        """A number of each column, by the name of the field."""
-        return {name: np.array([getattr(code, name) for code in self.codes], np.float32)
-                for name in ("fill", "low", "high", "mean", "scale", "limit")}
+        """A number of each column, [columns, 1], by the name of the field."""
+        found = {name: np.array([[getattr(code, name)] for code in self.codes], np.float32)
+                 for name in ("fill", "low", "high", "mean", "scale", "limit")}
+        # Which zero a cut at 0 gives depends on the processor; without −0.0 it is always 0.0.
+        found["mean"][((found["low"] == 0) | (found["high"] == 0)) & (found["mean"] == 0)] = -0.0
+        return found
 
     @cached_property
     def _columns(self) -> Mapping[str, list[int]]:
@@ -141,38 +145,48 @@ class Numbers:
         if self._plain or not self.codes:
             _transform_plain(dense, self._plain)
             return dense
-        vectors, is_missing = self._vectors, np.isnan(dense)
-        values = np.where(is_missing, vectors["fill"], dense)
+        found = np.empty((len(dense), len(self.names)), np.float32)
+        for start in range(0, len(dense), _SLAB_ROWS):
+            rows = slice(start, start + _SLAB_ROWS)
+            self._encode_slab(dense[rows], found[rows])
+        return found
+
+    def _encode_slab(self, dense: Floats, found: Floats) -> None:
+        """Write the dense values of some rows, column by column, which is faster than row by row."""
+        vectors, values = self._vectors, np.ascontiguousarray(dense.T)
+        is_missing, bits = np.isnan(values), values.view(np.uint32)
+        bits ^= (bits ^ vectors["fill"].view(np.uint32)) * is_missing  # a third of the time of `np.where`
         np.clip(values, vectors["low"], vectors["high"], out=values)
         for how in ("log", "mlperf"):
             if columns := self._columns.get(how):
-                part = np.ascontiguousarray(values[:, columns])
+                part = values[columns]
                 _transform_plain(part, how)
-                values[:, columns] = part
+                values[columns] = part
         values -= vectors["mean"]
         values /= vectors["scale"]
         np.clip(values, -vectors["limit"], vectors["limit"], out=values)
         for at in self._columns.get("quantiles", ()):
-            values[:, at] = np.interp(values[:, at], self.codes[at].boundaries, self.codes[at].ranks)
+            values[at] = np.interp(values[at], self.codes[at].boundaries, self.codes[at].ranks)
+        flags = is_missing.astype(np.float32)
         if len(self.names) == len(self.codes) and "piecewise_linear" not in self._columns:
-            return values
-        found, position = np.empty((len(values), len(self.names)), np.float32), 0
+            found[:] = values.T
+            return
         if len(self.names) == 2 * len(self.codes) == 2 * len(self.flags):  # all with a flag and one value
-            found[:, ::2], found[:, 1::2] = values, is_missing
-            return found
+            found[:, ::2], found[:, 1::2] = values.T, flags.T
+            return
+        position = 0
         for at, code in enumerate(self.codes):
             num = len(code.names) - code.has_flag
             if code.transform == "piecewise_linear":
                 edges = np.array(code.boundaries)  # float64, in which no difference is infinite
-                shares = (values[:, at, None] - edges[:-1]) / np.diff(edges)
+                shares = (values[at][:, None] - edges[:-1]) / np.diff(edges)
                 found[:, position : position + num] = np.clip(shares, 0, 1)
             else:
-                found[:, position] = values[:, at]
+                found[:, position] = values[at]
             position += num
             if code.has_flag:
-                found[:, position] = is_missing[:, at]
+                found[:, position] = flags[at]
                 position += 1
-        return found
 
 
 def recorded_numbers(record: Any, features: FeaturesSpec, columns: Sequence[str]) -> Numbers:
@@ -229,17 +243,17 @@ class NumberSample:
     num_rows: int
 
     @staticmethod
-    def of(seed: int, stream: int, positions: Int64s, dense: Floats, below: np.uint64 | None = None) -> NumberSample:
-        """Draw from training rows; `stream` tells files apart. Only draws `below` a number are of interest."""
+    def of(seed: int, stream: int, positions: Int64s, dense: Floats, highest: np.uint64 | None = None) -> NumberSample:
+        """Draw from training rows; `stream` tells files apart. Draws above `highest` are of no interest."""
         draws = hash_counters(stream_key(seed, _SAMPLE, stream), positions)
-        low = np.arange(len(draws)) if below is None else np.flatnonzero(draws < below)
-        chosen = low[np.argsort(draws[low], kind="stable")[: sample_rows(dense.shape[1])]]
-        return NumberSample(draws[chosen], dense[chosen], np.isnan(dense).sum(axis=0), len(dense))
+        low = np.arange(len(draws)) if highest is None else np.flatnonzero(draws <= highest)
+        chosen = low[np.argsort(draws[low])[: sample_rows(dense.shape[1])]]
+        return NumberSample(draws[chosen], dense.take(chosen, axis=0), np.isnan(dense).sum(axis=0), len(dense))
 
     @property
-    def below(self) -> np.uint64 | None:
-        """The draw that another row must be below to get into a full sample."""
-        return self.draws[-1] if len(self.draws) == sample_rows(self.dense.shape[1]) else None
+    def highest(self) -> np.uint64 | None:
+        """The draw above which no other row gets into this sample; None while it is not full."""
+        return highest_draw(self.draws, self.dense.shape[1])
 
     @staticmethod
     def none(num_columns: int) -> NumberSample:
@@ -266,14 +280,36 @@ class NumberSample:
             commit(file, path)
 
     @staticmethod
-    def read(path: Path) -> NumberSample:
-        """Read it from a file."""
+    def read(path: Path, highest: np.uint64 | None = None) -> NumberSample:
+        """Read it from a file, without draws above `highest`."""
         data = path.read_bytes()
         if sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
             raise DataError(f"{path} is damaged", fix="--fresh starts the preparation over")
         content = BytesIO(data[_DIGEST_BYTES:])
         draws, dense, num_missing, num_rows = (np.load(content) for _ in range(4))
-        return NumberSample(draws, dense, num_missing, int(num_rows))
+        num = len(draws) if highest is None else int(np.searchsorted(draws, highest, side="right"))
+        return NumberSample(draws[:num], dense[:num], num_missing, int(num_rows))
+
+
+class DrawnRows:
+    """The lowest draws of all training rows that one process has seen. What they keep out of the sample of a segment
+    would not be in that of all rows, so the segments' samples are small."""
+
+    def __init__(self) -> None:
+        self._lowest = np.empty(0, np.uint64)
+        self.highest: np.uint64 | None = None
+
+    def add(self, sample: NumberSample) -> None:
+        """Take the draws of a sample; those of rows that were seen before count once."""
+        rising = np.sort(np.concatenate([self._lowest, sample.draws]), kind="stable")
+        rising = rising[np.flatnonzero(np.diff(rising, prepend=~rising[:1]))]
+        self._lowest = rising[: sample_rows(sample.dense.shape[1])]
+        self.highest = highest_draw(self._lowest, sample.dense.shape[1])
+
+
+def highest_draw(rising: Hashes, num_columns: int) -> np.uint64 | None:
+    """Return the largest of these draws if they are those of a full sample."""
+    return rising[-1] if len(rising) == sample_rows(num_columns) else None
 
 
 def sample_rows(num_columns: int) -> int:

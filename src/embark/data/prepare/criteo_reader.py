@@ -59,21 +59,21 @@ class CriteoReader:
             slabs.append(self._rows(decoder.decode(chunk.text), chunk, line))
             line, text_bytes = line + slabs[-1].num_lines, text_bytes + len(chunk.text)
             if text_bytes >= chunk_bytes:
-                yield RawRows.join(slabs)
+                yield with_made(RawRows.join(slabs), self._schema)
                 slabs, text_bytes = [], 0
         if slabs:
-            yield RawRows.join(slabs)
+            yield with_made(RawRows.join(slabs), self._schema)
 
     def _rows(self, slab: Slab, chunk: LineChunk, first_line: int) -> RawRows:
         slab, bad = _with_doubtful(slab, chunk.text[PAD_BYTES:-PAD_BYTES], self._names)
         starts = slab.line_starts if len(slab.lines) == len(slab.line_starts) else slab.line_starts[slab.lines]
         has_missing = np.logical_or.reduce(slab.is_missing, axis=1).tolist()
-        return with_made(RawRows(
+        return RawRows(
             starts + chunk.position, slab.label.astype(np.float32), slab.dense, tuple(slab.keys), (None,) * NUM_SPARSE,
             tuple(mask if has else None for mask, has in zip(slab.is_missing, has_missing, strict=True)),
             bad=tuple(BadRow(first_line + line, why) for line, why in bad[:MAX_QUOTED]),
             reasons=Counter(reason_of(why) for _, why in bad), num_lines=len(slab.line_starts),
-        ), self._schema)
+        )
 
 
 def read_line(line: bytes, names: tuple[str, ...]) -> tuple[int, list[int | None], list[int | None]]:

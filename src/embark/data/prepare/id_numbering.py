@@ -8,6 +8,8 @@ another, whatever the number of distinct values.
 from __future__ import annotations
 
 import hashlib
+import json
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -92,14 +94,17 @@ class RunWriter:
 
     def add(self, rows: Rows, split: Bytes, keys_of: Mapping[str, tuple[Keys, Array]]) -> None:
         """Write one more run, with the distinct keys by which ids are codes, by name, and what is known of each."""
-        self.write((rows.label, split, rows.dense, *rows.lengths, *rows.ids), keys_of)
+        arrays = [array for array in (rows.label, split, rows.dense, *rows.lengths, *rows.ids) if array is not None]
+        # One header for all: numpy's own take longer than most of the arrays.
+        self.write([np.array(json.dumps([(array.dtype.str, array.shape) for array in arrays]))], keys_of)
+        for array in arrays:
+            self._rows.write(np.ascontiguousarray(array).data)
 
-    def write(self, arrays: Iterable[Array | None], keys_of: Mapping[str, tuple[Keys, Array]]) -> None:
+    def write(self, arrays: Iterable[Array], keys_of: Mapping[str, tuple[Keys, Array]]) -> None:
         """Write arrays as one more run, with the distinct keys of some columns, by name, and what is known of each."""
         keys: dict[str, Any] = {"start": self._rows.tell()}
         for array in arrays:
-            if array is not None:
-                np.save(self._rows, array)
+            np.save(self._rows, array)
         for name, (distinct, about) in keys_of.items():
             keys[name] = {"start": self._keys.tell(), "num": len(distinct), "dtype": distinct.dtype.str}
             self._keys.write(distinct.data)
@@ -119,9 +124,11 @@ def read_runs(
     """Yield the rows of each run of a segment, and their splits."""
     with open(rows_file(directory, name), "rb") as file:
         for _ in range(num_runs):
-            label, split, dense = (np.load(file) for _ in range(3))
-            lengths = tuple(np.load(file) if has_lengths else None for has_lengths in is_list)
-            yield Rows(label, dense, tuple(np.load(file) for _ in is_list), lengths), split
+            arrays = (np.fromfile(file, dtype, math.prod(shape)).reshape(shape)
+                      for dtype, shape in json.loads(str(np.load(file))))
+            label, split, dense = (next(arrays) for _ in range(3))
+            lengths = tuple(next(arrays) if has_lengths else None for has_lengths in is_list)
+            yield Rows(label, dense, tuple(arrays), lengths), split
 
 
 def keys_of(directory: Path, name: str, runs: Sequence[dict[str, Any]], of: str) -> list[RunKeys]:

@@ -22,7 +22,7 @@ from embark.features.arrays import Array, Bytes
 from embark.features.encoding import IdMethod, hash_ids, weights_of_keys
 from embark.features.layout import Feature, Layout, Rows
 from embark.features.made import bucket_ids, filled_keys
-from embark.features.numbers import Numbers, NumberSample, with_bounds
+from embark.features.numbers import DrawnRows, Numbers, NumberSample, with_bounds
 from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema, SparseColumn
 from embark.features.statistics import ValueStatistics, statistic_columns, with_statistics
@@ -80,6 +80,7 @@ class Preparation:
     known: Mapping[str, id_numbering.KnownIds] = field(default_factory=dict)  # Ids of earlier data, by column.
     known_statistics: tuple[ValueStatistics, ...] = ()  # Of earlier data.
     numbers: Numbers | None = None  # None: they are fitted to the training rows first.
+    drawn: DrawnRows = field(default_factory=DrawnRows)  # For the numbers' samples, by this process.
     is_log: ClassVar[bool] = False  # Rows are choices of users, and become sequences.
 
     def do(self, task: Task, report: Report) -> Callable[[], JsonDict]:
@@ -210,22 +211,22 @@ class Preparation:
         writer, counts = id_numbering.RunWriter(self._runs_directory, task.name), SegmentCounts()
         waiting: list[RawRows] = []
         num_trained = num_positive = 0
-        sample = NumberSample.none(len(self.schema.dense_names))
+        samples = [NumberSample.none(len(self.schema.dense_names))]
         for raw in self._portions(task, counts, report):
             assert raw.split is not None
-            is_train = raw.split == TRAIN
-            num_trained += int(is_train.sum())
-            num_positive += int(main_label(raw)[is_train].sum())
-            waiting.append(raw)
+            trained = np.flatnonzero(raw.split == TRAIN)
+            num_trained += len(trained)
+            num_positive += int(main_label(raw)[trained].sum())
             if self.numbers is None:
-                sample = NumberSample.join([sample, NumberSample.of(
-                    self.spec.data.seed, task.file_index, raw.positions[is_train], raw.dense[is_train],
-                    sample.below)])
-            if sum(map(len, waiting)) >= self.budget.run_rows:
+                samples.append(NumberSample.of(self.spec.data.seed, task.file_index, raw.positions[trained],
+                                               raw.dense.take(trained, axis=0), self.drawn.highest))
+                self.drawn.add(samples[-1])
+            waiting.append(raw)
+            if not self.counted or sum(map(len, waiting)) >= self.budget.run_rows:
                 self._end_run(writer, waiting, task)
         self._end_run(writer, waiting, task)
         if self.numbers is None:
-            sample.write(self.sample_file(task.name))
+            NumberSample.join(samples).write(self.sample_file(task.name))
         return lambda: counts.to_json() | {"runs": writer.close(), "trained": num_trained, "positive": num_positive}
 
     def _end_run(self, writer: id_numbering.RunWriter, waiting: list[RawRows], task: Task) -> None:
