@@ -160,10 +160,9 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
         maps = manifest.settings["id_maps"] if result.id_map_from else {}
         tables = manifest.layout.id_features if SEQUENCES not in manifest.settings else manifest.layout.features[:1]
         headings = {"known": "known ids", "new": "new ids"} if maps else {}
-        console.table([{"table": f.name, "rows": f.rows, "ids": f"up to {f.multi_hot}" if f.is_ragged else
-                        str(f.multi_hot), **{key: maps[f.name].get(key) for key in headings}}
-                       for f in tables],
-                      {"table": "table", "rows": "rows", "ids": "ids per row", **headings})
+        console.table([{"table": f.name, "rows": f.rows, "ids per row": f"up to {f.multi_hot}" if f.is_ragged else
+                        str(f.multi_hot), **{text: maps[f.name].get(key) for key, text in headings.items()}}
+                       for f in tables])
     if about := manifest.settings.get(SEQUENCES):
         left_out = f"; {pluralize(about['left_out'], 'row')} of rare items left out" if about["left_out"] else ""
         console.text(f"\nusers: {_rows(manifest.rows_by_split, manifest.time_split)}; {about['interactions']:,} rows, "
