@@ -50,7 +50,7 @@ def deploy(target: str, root: Path, fault: tuple[str, str, str] = ("", "", ""), 
         path.write_text(once(old, new, path.read_text()))
     lines = []
     for step in make_steps(job):
-        for line in "\n".join(step.commands).splitlines():
+        for line in step.commands.splitlines():
             if line.startswith("embark image"):
                 lines += [f"docker build --tag {job.image} .", f"docker push {job.image}"]
             elif python or not any(one in line for one in SMALL):

@@ -54,7 +54,7 @@ def test_a_program_that_waits_for_ever_is_the_verdict_with_its_cause(tmp_path: P
         made = session.bash(CLUSTER, tmp_path)
         assert made.returncode == 0, made.stdout
         monkeypatch.setattr(account_scripts, "STEP_LIMIT_S", 10.0)
-        ended = run_step(session, Step("follow", ("echo $$ >shell", "tail -f /dev/null")), tmp_path)
+        ended = run_step(session, Step("follow", "echo $$ >shell\ntail -f /dev/null"), tmp_path)
     assert not ended.is_ok
     assert ended.error.startswith("Job one: one-xxxx0 cannot be scheduled: 0/3 nodes are available"), ended.error
     assert "tail -f /dev/null waits for ever" in ended.error
@@ -117,7 +117,7 @@ def test_the_registry_may_be_in_another_region_than_the_machines():
     settings = ["place.cloud=aws", "place.target=serve", "place.region=us-east-2", "store.root=s3://own-7/runs",
                 "serve.machine=c7i.xlarge", "place.image=123456789012.dkr.ecr.eu-west-1.amazonaws.com/embark:1"]
     job = account_scripts.account_job("quickstart", settings)[0]
-    steps = {step.title: " ".join(step.commands) for step in account_scripts.make_steps(job)}
+    steps = {step.title: step.commands for step in account_scripts.make_steps(job)}
     for title in ("image", "machines", "destroy", "delete bucket and registry"):
         is_of_images = title in ("image", "delete bucket and registry")
         assert re.findall(r"--region (\S+)", steps[title])[0] == ("eu-west-1" if is_of_images else "us-east-2"), title

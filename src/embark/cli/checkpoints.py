@@ -74,9 +74,7 @@ def _prune(console: Console, run: RunDir, *, is_confirmed: bool, dry_run: bool) 
 
 def _render(console: Console, listed: CheckpointList) -> None:
     metric = (listed.best_by or "").replace("_", " ")
-    headings = {"step": "step", "when": "when", "size": "size", "ranks": "ranks",
-                **({"metric": metric} if metric else {}), "kept": "kept because"}
-    console.table([_row(one) for one in listed.checkpoints], headings, title=f"{listed.run}/checkpoints")
+    console.table([_row(one, metric) for one in listed.checkpoints], title=f"{listed.run}/checkpoints")
     if listed.held_by:
         console.text(f"being trained by {listed.held_by}", style="dim")
     _render_warnings(console, listed)
@@ -102,14 +100,14 @@ def _render_warnings(console: Console, listed: CheckpointList) -> None:
             console.warning(f"step {one.step} is complete: resuming does not read this text: {text}")
 
 
-def _row(one: CheckpointInfo) -> dict[str, object]:
+def _row(one: CheckpointInfo, metric_name: str) -> dict[str, object]:
     metric = format_float(one.metric) if one.metric is not None else ""
     if metric and one.metric_step not in (None, one.step):
         metric += f" (step {one.metric_step})"
     when = format_time(one.time_s)
     kept = (", ".join(one.kept) or "no rule") if one.state == "committed" else one.state.upper()
     return {"step": one.step, "when": when, "size": format_bytes(one.size_bytes), "ranks": one.num_ranks,
-            "metric": metric, "kept": kept}
+            **({metric_name: metric} if metric_name else {}), "kept because": kept}
 
 
 def _render_decisions(console: Console, pruned: PruneResult) -> None:
@@ -132,7 +130,7 @@ def _render_diff(console: Console, found: CheckpointDiff) -> None:
         _render_changes(console, title, changes, found)
     for step, names in ((found.a, found.only_in_a), (found.b, found.only_in_b)):
         if names:
-            console.table([{"name": name} for name in names], {"name": f"only in step {step}"})
+            console.table([{f"only in step {step}": name} for name in names])
     if found.tensors:
         console.table([_tensor_row(change) for change in found.tensors], title="tensors")
     num_other = len(found.tensors) + len(found.shapes) + len(found.only_in_a) + len(found.only_in_b)

@@ -116,19 +116,17 @@ class Console:
         self.raw(text)
 
     def table(
-        self, rows: Sequence[Mapping[str, object]], columns: Sequence[str] | Mapping[str, str] | None = None,
-        title: str = "", droppable: Sequence[str] = (),
+        self, rows: Sequence[Mapping[str, object]], columns: Mapping[str, str] | None = None, title: str = "",
+        droppable: Sequence[str] = (),
     ) -> None:
-        """Print rows as a table. `columns`: which keys, in which order, under which headings.
+        """Print rows as a table. `columns`: which keys, in which order, under which headings; else all under their own.
 
         While the table is wider than the terminal, the columns of `droppable` are left out, one after the other.
         """
         from rich.table import Table
         from rich.text import Text
 
-        if columns is None:
-            columns = list(dict.fromkeys(key for row in rows for key in row))
-        headings = dict(columns) if isinstance(columns, Mapping) else {key: key.replace("_", " ") for key in columns}
+        headings = dict(columns or {key: key.replace("_", " ") for row in rows for key in row})
         for key in droppable:
             widths = [max([len(text), *(len(cell_text(row.get(name))) for row in rows)])
                       for name, text in headings.items()]

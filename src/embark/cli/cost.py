@@ -31,10 +31,7 @@ def cost(run: str, /, *, budget: float | None = None, console: Console = Console
 def _render(console: Console, found: RunCost) -> None:
     console.result(f"{to_one_line(found.title)}: {_spent(found)}")
     if found.held_s:
-        headings = {"part": "", "time": "time", "usd": "$", "share": "share", "what": "what"}
-        if found.usd_per_hour is None:
-            del headings["usd"]
-        console.table(_rows(found), headings)
+        console.table(_rows(found))
     if found.spending:
         for line in (losses_sentence(found.spending.lost), _without_step(found, found.spending)):
             if line:
@@ -78,9 +75,9 @@ def _rows(found: RunCost) -> list[dict[str, object]]:
         parts = [("useful", found.spending.useful_s, "steps, saves, evaluations"),
                  ("repeated", found.spending.redone_s, "steps lost to interruptions"),
                  ("waiting", found.spending.waiting_s + found.lead_s, "starting, loading, waiting for machines")]
-    return [{"part": name, "time": format_duration(seconds), "share": f"{seconds / found.held_s:.0%}", "what": what,
-             "usd": None if found.spent_usd is None else round(found.spent_usd * seconds / found.held_s, 2)}
-            for name, seconds, what in parts]
+    return [{"": name, "time": format_duration(seconds), **({} if found.usd_per_hour is None else {
+                "$": None if found.spent_usd is None else round(found.spent_usd * seconds / found.held_s, 2)}),
+             "share": f"{seconds / found.held_s:.0%}", "what": what} for name, seconds, what in parts]
 
 
 def _left(found: RunCost) -> str:

@@ -163,10 +163,9 @@ def _render_prepared(console: Console, result: PrepareResult, spec: str) -> None
         if about:
             tables = (replace(tables[0], multi_hot=about["longest"]),)
         headings = {"known": "known ids", "new": "new ids"} if maps else {}
-        console.table([{"table": f.name, "rows": f.rows, "ids": f"up to {f.multi_hot}" if f.is_ragged else
-                        str(f.multi_hot), **{key: maps[f.name].get(key) for key in headings}}
-                       for f in tables],
-                      {"table": "table", "rows": "rows", "ids": "ids per row", **headings})
+        console.table([{"table": f.name, "rows": f.rows, "ids per row": f"up to {f.multi_hot}" if f.is_ragged else
+                        str(f.multi_hot), **{text: maps[f.name].get(key) for key, text in headings.items()}}
+                       for f in tables])
     if about:
         left_out = f"; {pluralize(about['left_out'], 'row')} of rare items left out" if about["left_out"] else ""
         console.text(f"\nusers: {_rows(manifest.rows_by_split, manifest.time_split)}; {about['interactions']:,} rows, "

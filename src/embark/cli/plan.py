@@ -188,9 +188,7 @@ def _render_ranking(console: Console, found: Survey, kept: Sequence[Estimate]) -
     console.text("")
     console.table(
         [_rank_row(e, purchase, other, letters.get(id(e), "")) for e in shown],
-        {"letter": "", "setup": "machines", "accelerators": "accelerators", "step_ms": "step ms",
-         "bound_by": "bound by", "time": "time", "usd": PURCHASE_NAMES[purchase], "other_usd": PURCHASE_NAMES[other],
-         "region": "region"}, droppable=("other_usd", "bound_by", "step_ms"))
+        droppable=(PURCHASE_NAMES[other], "bound by", "step ms"))
     unpriced = {e.setup.machine.name for e in found.unpriced}
     more = [f"{len(kept) - len(shown):,} more: --json lists them" if len(kept) > len(shown) else "",
             "letters: nothing is both cheaper and faster; --here plans for this machine",
@@ -203,11 +201,12 @@ def _render_ranking(console: Console, found: Survey, kept: Sequence[Estimate]) -
 def _rank_row(estimate: Estimate, purchase: Purchase, other: Purchase, letter: str) -> dict[str, object]:
     setup, step = estimate.setup, estimate.prediction.step
     return {
-        "letter": letter or " ", "setup": setup.title,
+        "": letter or " ", "machines": setup.title,
         "accelerators": f"{setup.num_ranks} {setup.machine.gpu.name}",
-        "step_ms": None if step is None else step.total_s * 1e3, "bound_by": step and step.bound_by,
+        "step ms": None if step is None else step.total_s * 1e3, "bound by": step and step.bound_by,
         "time": f"{'~' if estimate.is_rough else ''}{format_duration(estimate.total_s(purchase))}",
-        "usd": format_usd(estimate.total_usd(purchase)), "other_usd": format_usd(estimate.total_usd(other)),
+        PURCHASE_NAMES[purchase]: format_usd(estimate.total_usd(purchase)),
+        PURCHASE_NAMES[other]: format_usd(estimate.total_usd(other)),
         "region": estimate.price and estimate.price.region,
     }
 

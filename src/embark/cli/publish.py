@@ -142,9 +142,7 @@ def _render_rollback(console: Console, result: Rollback) -> None:
 
 
 def _render_list(console: Console, listed: VersionList) -> None:
-    headings = {"version": "version", "current": "current", "when": "exported", "run": "run", "step": "step",
-                "tables": "tables", "parent": "delta of", "auc": "AUC", "size": "size", "identity": "identity"}
-    console.table([_row(one) for one in listed.versions], headings, title=listed.uri)
+    console.table([_row(one) for one in listed.versions], title=listed.uri)
     for one in listed.versions:
         if one.refused:
             console.text(f"version {one.version} was refused: {one.refused}")
@@ -154,7 +152,7 @@ def _row(one: ExportedVersion) -> dict[str, object]:
     from embark.export.artifact import short_identity
 
     when = format_time(one.time_s)
-    return {"version": one.version, "current": "yes" if one.is_current else "", "when": when, "run": one.run,
-            "step": one.step, "tables": one.tables, "parent": one.parent or "",
-            "auc": MISSING if one.auc is None else format_float(one.auc),
+    return {"version": one.version, "current": "yes" if one.is_current else "", "exported": when, "run": one.run,
+            "step": one.step, "tables": one.tables, "delta of": one.parent or "",
+            "AUC": MISSING if one.auc is None else format_float(one.auc),
             "size": format_bytes(one.num_bytes), "identity": short_identity(one.identity)}

@@ -56,14 +56,13 @@ def _render(console: Console, found: LocalRuns) -> None:
         console.result(f"no runs in {found.folder}")
         return
     now_s = time.time()
-    rows = [{"name": run.name, "state": run.state,
+    is_held = any(run.held_by for run in found.runs)
+    rows = [{"run": run.name, "state": run.state,
              "step": f"{run.step:,} of {run.num_steps:,}" if run.num_steps else run.step,
-             "auc": run.held_out_auc, "ne": run.held_out_normalized_entropy, "held_by": run.held_by,
-             "size": format_bytes(run.size_bytes),
-             "changed": "" if run.changed_s is None else f"{format_duration(max(0.0, now_s - run.changed_s))} ago"}
+             "held-out AUC": run.held_out_auc, "held-out NE": run.held_out_normalized_entropy,
+             **({"held by": run.held_by} if is_held else {}), "size": format_bytes(run.size_bytes),
+             "last event": "" if run.changed_s is None else f"{format_duration(max(0.0, now_s - run.changed_s))} ago"}
             for run in found.runs]
-    console.table(rows, {"name": "run", "state": "state", "step": "step", "auc": "held-out AUC", "ne": "held-out NE",
-                         **({"held_by": "held by"} if any(run.held_by for run in found.runs) else {}),
-                         "size": "size", "changed": "last event"}, droppable=("size", "changed", "ne"))
+    console.table(rows, droppable=("size", "last event", "held-out NE"))
     console.text(f"{pluralize(len(found.runs), 'run')} in {found.folder}, "
                  f"{format_bytes(sum(run.size_bytes for run in found.runs))}", style="dim")

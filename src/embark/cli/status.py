@@ -62,10 +62,8 @@ def _render_all(console: Console, found: RunStatusList) -> None:
     else:
         now_s = time.time()
         rows = [{"name": run.name, "state": run.state, "launched": f"{format_duration(now_s - run.launched_s)} ago",
-                 "usd_per_hour": run.usd_per_hour, "title": to_one_line(run.title), "reason": run.reason}
-                for run in found.runs]
-        console.table(rows, {"name": "name", "state": "state", "launched": "launched", "usd_per_hour": "$/hour",
-                             "title": "run", "reason": "reason"})
+                 "$/hour": run.usd_per_hour, "run": to_one_line(run.title), "reason": run.reason} for run in found.runs]
+        console.table(rows)
     for path in found.unreadable:
         console.warning(f"skipped {path}: not the record of a launched run; delete it if you know where the run is")
 
@@ -75,13 +73,11 @@ def _render(console: Console, run: RunStatus) -> None:
     if run.fix:
         console.text(f"  fix: {run.fix}", style="green")
     if run.replicas:
-        rows = [{"name": one.name, "index": one.index, "state": one.state, "why": one.why} for one in run.replicas]
-        console.table(rows, {"name": "replica", "index": "machine", "state": "state", "why": "reason"})
+        console.table([{"replica": one.name, "machine": one.index, "state": one.state, "reason": one.why}
+                       for one in run.replicas])
     if run.events:
-        rows = [{"at": _clock(one.time_s), "source": to_one_line(one.source), "reason": one.reason, "text": one.text}
-                for one in run.events]
-        console.table(rows, {"at": "time", "source": "object", "reason": "event",
-                             "text": f"last events from {run.backend}"})
+        console.table([{"time": _clock(one.time_s), "object": to_one_line(one.source), "event": one.reason,
+                        f"last events from {run.backend}": one.text} for one in run.events])
     if not run.is_submitted and run.state != "gone":
         console.warning(f"its launch was interrupted: embark cancel {run.name} removes what exists")
 

@@ -136,9 +136,8 @@ def _render(console: Console, result: TuneResult) -> None:
     sign = -1 if found.better == "up" else 1
     ranked = sorted(done, key=lambda one: sign * (one.value or 0.0))
     console.table(
-        [{"trial": one.number, "value": format_float(one.value), "time": format_duration(one.seconds),
-          "settings": _settings(one.values)} for one in ranked[:5]],
-        {"trial": "trial", "value": found.label, "time": "time", "settings": "settings"}, title="The best trials")
+        [{"trial": one.number, found.label: format_float(one.value), "time": format_duration(one.seconds),
+          "settings": _settings(one.values)} for one in ranked[:5]], title="The best trials")
     states = [one.state for one in result.trials]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     cost = "" if result.usd is None else f", {format_usd(result.usd)}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ from embark.store.errors import BRIEF_RETRY
 from embark.values import JsonDict, frozen, read_table
 
 CLOUDS: JsonDict = read_table(__file__, "account_clouds.toml")
-"""The command line of each cloud, and what its errors mean."""
+"""The command line of each cloud, what it is asked, and what its errors mean."""
 PRICE_MOVED = 0.25  # A spot price that differs this much from the catalog's is worth a warning.
 
 
@@ -112,7 +113,7 @@ def need_of(spec: RunSpec) -> Need:
 
 def check_account(need: Need, shell: Shell) -> Iterator[Check]:
     """Yield each check as soon as it is known. The only change is one small file in the bucket, deleted at once."""
-    checks = _ask_all(CloudCli(need.job.cloud, shell), need)
+    checks = _ask_all(CloudCli(need, shell), need)
     first = next(checks)
     yield first
     if first.verdict == "ok":  # without an identity nothing else can be asked
@@ -177,20 +178,23 @@ class CheckFailed(Exception):
 class CloudCli:
     """A cloud's command line: `aws`, `az` or `gcloud`."""
 
-    def __init__(self, cloud: str, shell: Shell) -> None:
-        self._cloud, self._shell = cloud, shell
-        self._program: str = CLOUDS[cloud]["program"]
-        self.flags: list[str] = [*CLOUDS[cloud]["flags"]]  # Appended to every command.
+    def __init__(self, need: Need, shell: Shell) -> None:
+        self._need, self._shell = need, shell
+        self._about: JsonDict = CLOUDS[need.job.cloud]
+        self._program: str = self._about["program"]
+        self.flags: list[str] = [*self._about["flags"]]  # Appended to every command.
         self.account = ""  # AWS's account or Google's project, once the identity is checked.
 
-    def ask(self, name: str, *words: str, missing: str = "") -> Any:
-        """Return the answer's JSON; None if the error has the text `missing`. Any other error fails the check
-        `name`."""
+    def ask(self, question: str, *more: str, **values: object) -> Any:
+        """Return the answer's JSON; None if the error has the question's text `missing`. Any other error fails its
+        check. `more`: further words of the command."""
+        asked = self._about["questions"][question]
+        name, missing = asked["check"], asked.get("missing")
         if shutil.which(self._program) is None:
-            found = f"{self._program}, {CLOUDS[self._cloud]['title']}'s command line, is not installed"
-            raise CheckFailed(Check(name, "wrong", found, f"{self._program} on the path",
-                                    CLOUDS[self._cloud]["install"]))
-        done = self._shell.ask([self._program, *words, *self.flags], timeout_s=120)
+            found = f"{self._program}, {self._about['title']}'s command line, is not installed"
+            raise CheckFailed(Check(name, "wrong", found, f"{self._program} on the path", self._about["install"]))
+        words = [word.format(need=self._need, account=self.account, **values) for word in shlex.split(asked["command"])]
+        done = self._shell.ask([self._program, *words, *more, *self.flags], timeout_s=120)
         if done.has_timed_out:
             raise CheckFailed(Check(name, "wrong", f"{self._program} did not answer in time", "an answer",
                                     "check the network, or a proxy"))
@@ -198,27 +202,26 @@ class CloudCli:
             said = to_one_line(done.err)
             if missing and missing in said:
                 return None
-            raise CheckFailed(_refusal(self._cloud, name, said) or Check(
+            raise CheckFailed(self._refusal(name, said) or Check(
                 name, "warning", f"{self._program} refused: {said[:240]}", "an answer",
                 "ask again, or look in the console"))
         try:
             return json.loads(done.out or "[]")
         except ValueError:
             found = f"{self._program} did not print JSON: {to_one_line(done.out)[:100]}"
-            raise CheckFailed(Check(name, "warning", found, "JSON", CLOUDS[self._cloud]["upgrade"])) from None
+            raise CheckFailed(Check(name, "warning", found, "JSON", self._about["upgrade"])) from None
 
-
-def _refusal(cloud: str, name: str, error: str) -> Check | None:
-    """Return the check that explains an error of a cloud; None if the error is not known."""
-    values = {"said": error[:160], "action": CLOUDS[cloud].get("actions", {}).get(name, "")}
-    for one in CLOUDS[cloud]["refusals"]:
-        if any(text in error for text in one["texts"]):
-            return Check(name, one["verdict"], *(one[key].format(**values) for key in ("found", "expected", "fix")))
-    return None
+    def _refusal(self, name: str, error: str) -> Check | None:
+        """Return the check that explains an error of the cloud; None if the error is not known."""
+        values = {"said": error[:160], "action": self._about.get("actions", {}).get(name, "")}
+        for one in self._about["refusals"]:
+            if any(text in error for text in one["texts"]):
+                return Check(name, one["verdict"], *(one[key].format(**values) for key in ("found", "expected", "fix")))
+        return None
 
 
 def _azure_identity(az: CloudCli, need: Need) -> Iterator[Check]:
-    account = az.ask("account", "account", "show")
+    account = az.ask("account")
     wanted = need.job.spec.place.account
     found = f"{account.get('name')} ({account.get('id')}) as {account.get('user', {}).get('name')}"
     if account.get("state", "Enabled") != "Enabled":
@@ -231,7 +234,7 @@ def _azure_identity(az: CloudCli, need: Need) -> Iterator[Check]:
 
 def _azure_quotas(az: CloudCli, need: Need) -> Iterator[Check]:
     """Spot counts towards one number for all families; on demand towards the family's and the region's."""
-    usage = az.ask("quota", "vm", "list-usage", "--location", need.region)
+    usage = az.ask("usage")
     # Names have spaces in some families and none in others, and not the same everywhere.
     rows = {_plain(name): row for row in usage for name in (row.get("localName", ""), row["name"]["value"])}
     name, code = need.quota
@@ -253,7 +256,7 @@ def _plain(name: str) -> str:
 
 def _azure_offer(az: CloudCli, need: Need) -> Iterator[Check]:
     machine = need.location.machine_type
-    skus = az.ask("machine offered", "vm", "list-skus", "--location", need.region, "--size", machine, "--all")
+    skus = az.ask("offer")
     rows = [row for row in skus if row.get("name") == machine]
     barred = [limit for row in rows[:1] for limit in row.get("restrictions", []) if limit.get("type") == "Location"]
     if not rows:
@@ -268,24 +271,22 @@ def _azure_offer(az: CloudCli, need: Need) -> Iterator[Check]:
 
 
 def _azure_cluster(az: CloudCli, need: Need) -> Iterator[Check]:
-    name = need.location.cluster
-    yield need.cluster_check("aks", az.ask("cluster", "aks", "show", "--resource-group", name, "--name", name,
-                                           "--query", "kubernetesVersion", missing="NotFound"))
+    yield need.cluster_check("aks", az.ask("cluster"))
 
 
 def _azure_budgets(az: CloudCli, _: Need) -> Iterator[Check]:
-    budgets = az.ask("budgets", "consumption", "budget", "list")
+    budgets = az.ask("budgets")
     yield budget_check([(str(one.get("name")), float(one.get("amount") or 0),
                          float((one.get("currentSpend") or {}).get("amount") or 0)) for one in budgets])
 
 
 def _gcp_identity(gcloud: CloudCli, need: Need) -> Iterator[Check]:
-    accounts = gcloud.ask("account", "auth", "list", "--filter=status:ACTIVE")
+    accounts = gcloud.ask("account")
     if not accounts:
         raise CheckFailed(Check("account", "wrong", "not logged in to Google Cloud", "a login", "gcloud auth login"))
     account, project = str(accounts[0].get("account")), need.job.spec.place.account
     if not project:
-        config = gcloud.ask("account", "config", "list", "core/project") or {}
+        config = gcloud.ask("project") or {}
         project = str(config.get("core", {}).get("project", ""))
     if not project:
         raise CheckFailed(Check("account", "wrong", f"{account}, and no project", "a project that pays",
@@ -301,8 +302,7 @@ def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
     name, _ = need.quota
     quotas = list(cloud_quotas(need.job))
     for quota in quotas:
-        infos = gcloud.ask("quota", "beta", "quotas", "info", "list", f"--service={quota.service}",
-                           f"--filter={quota.filter}")
+        infos = gcloud.ask("cloud_quota", quota=quota)
         location = need.location.zone if quota.is_zonal else need.region
         limit = _cloud_quota_limit(infos, quota, location)
         fix = (f"https://console.cloud.google.com/iam-admin/quotas?project={gcloud.account}: ask for "
@@ -314,7 +314,7 @@ def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
             yield need.quota_check(quota.name, limit, None, fix)
     if quotas:
         return
-    region = gcloud.ask("quota", "compute", "regions", "describe", need.region)
+    region = gcloud.ask("region")
     rows = {row["metric"]: row for row in region.get("quotas", [])}
     if name in rows:
         yield _gcp_quota(rows[name], need, f"in {need.region}", gcloud.account)
@@ -336,7 +336,7 @@ def _cloud_quota_limit(infos: Sequence[JsonDict], quota: CloudQuota, location: s
 
 
 def _gcp_global_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
-    info = gcloud.ask("quota GPUS_ALL_REGIONS", "compute", "project-info", "describe")
+    info = gcloud.ask("all_regions")
     rows = {row["metric"]: row for row in info.get("quotas", [])}
     for name in quota.also if (quota := quota_of(need.job)) else ():
         if name in rows:
@@ -353,29 +353,26 @@ def _gcp_quota(row: JsonDict, need: Need, where: str, project: str) -> Check:
 def _gcp_offer(gcloud: CloudCli, need: Need) -> Iterator[Check]:
     if not need.job.machine.machine_type:  # The first TPUs are no machines of Compute Engine.
         name, zone = need.job.machine.name, need.location.zone
-        rows = gcloud.ask("machine offered", "compute", "tpus", "accelerator-types", "list",
-                          f"--zone={zone}", f"--filter=type={name}")
+        rows = gcloud.ask("first_tpus")
         yield need.offer_check([zone] if any(row.get("type") == name for row in rows) else [])
         return
-    rows = gcloud.ask("machine offered", "compute", "machine-types", "list",
-                      f"--filter=name={need.location.machine_type} AND zone~^{need.region}-")
-    yield need.offer_check(sorted(str(row.get("zone", "")).rsplit("/", 1)[-1] for row in rows))
+    yield need.offer_check(sorted(str(row.get("zone", "")).rsplit("/", 1)[-1] for row in gcloud.ask("offer")))
 
 
 def _gcp_billing(gcloud: CloudCli, _: Need) -> Iterator[Check]:
-    billing = gcloud.ask("billing", "billing", "projects", "describe", gcloud.account)
+    billing = gcloud.ask("billing")
     if not billing.get("billingEnabled"):
         yield Check("billing", "wrong", f"project {gcloud.account} has no billing account", "one that pays",
                     f"gcloud billing projects link {gcloud.account} --billing-account=ID")
         return
     account = str(billing.get("billingAccountName", "")).rsplit("/", 1)[-1]
-    budgets = gcloud.ask("budgets", "billing", "budgets", "list", f"--billing-account={account}")
+    budgets = gcloud.ask("budgets", f"--billing-account={account}")
     yield budget_check([(str(budget.get("displayName", "")), 0.0, 0.0) for budget in budgets])
 
 
 def _aws_identity(aws: CloudCli, need: Need) -> Iterator[Check]:
     aws.flags += ["--region", need.region]
-    identity = aws.ask("account", "sts", "get-caller-identity")
+    identity = aws.ask("account")
     aws.account = str(identity["Account"])
     wanted = need.job.spec.place.account
     yield check("account", wanted in ("", aws.account), f"{aws.account} as {identity['Arn']}",
@@ -383,9 +380,7 @@ def _aws_identity(aws: CloudCli, need: Need) -> Iterator[Check]:
 
 
 def _aws_offer(aws: CloudCli, need: Need) -> Iterator[Check]:
-    offers = aws.ask("machine offered", "ec2", "describe-instance-type-offerings", "--location-type",
-                     "availability-zone", "--filters", f"Name=instance-type,Values={need.location.machine_type}")
-    yield need.offer_check(sorted({row["Location"] for row in offers["InstanceTypeOfferings"]}))
+    yield need.offer_check(sorted({row["Location"] for row in aws.ask("offer")["InstanceTypeOfferings"]}))
 
 
 def _aws_quotas(aws: CloudCli, need: Need) -> Iterator[Check]:
@@ -394,10 +389,7 @@ def _aws_quotas(aws: CloudCli, need: Need) -> Iterator[Check]:
         yield Check("quota", "warning", f"the quota for {need.job.machine.name} {need.market} is not known",
                     fix=f"https://{need.region}.console.aws.amazon.com/servicequotas/home/services/ec2/quotas")
         return
-    options = ("--service-code", "ec2", "--quota-code", code)
-    # A quota that was never changed for this account is missing.
-    answer = (aws.ask("quota", "service-quotas", "get-service-quota", *options, missing="NoSuchResource")
-              or aws.ask("quota", "service-quotas", "get-aws-default-service-quota", *options))
+    answer = aws.ask("quota", code) or aws.ask("default_quota", code)
     used = _vcpus_in_use(aws, need, families_of(name))
     fix = (f"aws service-quotas request-service-quota-increase --service-code ec2 --quota-code {code} "
            f"--desired-value {used + need.num_units:g} --region {need.region}: it may take days")
@@ -405,15 +397,14 @@ def _aws_quotas(aws: CloudCli, need: Need) -> Iterator[Check]:
 
 
 def _vcpus_in_use(aws: CloudCli, need: Need, families: tuple[str, ...]) -> float:
-    answer = aws.ask("quota", "ec2", "describe-instances", "--filters",
-                     "Name=instance-state-name,Values=pending,running")
+    answer = aws.ask("running")
     instances = [one for reservation in answer["Reservations"] for one in reservation["Instances"]]
     running = Counter(one["InstanceType"] for one in instances if counts_to(one["InstanceType"], families)
                       and (one.get("InstanceLifecycle") == "spot") == need.job.is_spot)
     if not running:
         return 0.0
     # A machine counts with all its processors, however many it was started with.
-    kinds = aws.ask("quota", "ec2", "describe-instance-types", "--instance-types", *running)
+    kinds = aws.ask("kinds", *running)
     return float(sum(running[kind["InstanceType"]] * kind["VCpuInfo"]["DefaultVCpus"]
                      for kind in kinds["InstanceTypes"]))
 
@@ -434,16 +425,14 @@ def counts_to(instance_type: str, families: tuple[str, ...]) -> bool:
 
 
 def _aws_cluster(aws: CloudCli, need: Need) -> Iterator[Check]:
-    yield need.cluster_check("eks", aws.ask("cluster", "eks", "describe-cluster", "--name", need.location.cluster,
-                                            "--query", "cluster.version", missing="NotFound"))
+    yield need.cluster_check("eks", aws.ask("cluster"))
 
 
 def _aws_spot_price(aws: CloudCli, need: Need) -> Iterator[Check]:
     if not need.job.is_spot:
         return
     machine = need.location.machine_type
-    answer = aws.ask("spot price", "ec2", "describe-spot-price-history", "--instance-types", machine,
-                     "--product-descriptions", "Linux/UNIX", "--start-time", datetime.now(UTC).isoformat())
+    answer = aws.ask("spot_price", datetime.now(UTC).isoformat())
     prices = {row["AvailabilityZone"]: float(row["SpotPrice"]) for row in answer["SpotPriceHistory"]}
     if not prices:
         yield Check("spot price", "warning", f"none for {machine} in {need.region} now", "one",
@@ -458,7 +447,7 @@ def _aws_spot_price(aws: CloudCli, need: Need) -> Iterator[Check]:
 
 
 def _aws_budgets(aws: CloudCli, _: Need) -> Iterator[Check]:
-    answer = aws.ask("budgets", "budgets", "describe-budgets", "--account-id", aws.account)
+    answer = aws.ask("budgets")
     yield budget_check([(one["BudgetName"], float(one.get("BudgetLimit", {}).get("Amount", 0)),
                          float(one.get("CalculatedSpend", {}).get("ActualSpend", {}).get("Amount", 0)))
                         for one in answer.get("Budgets", ())], currency="$")

@@ -3,7 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -18,6 +18,7 @@ from embark.render.folder import RECORD, read_record
 from embark.render.job import FOLLOW, POD_TARGETS, Job, make_job
 from embark.render.monitoring import MONITOR_RESOURCES
 from embark.render.serving import ENDPOINTS, artifact_bytes, artifact_of, disk_gib, server_name, token_secret
+from embark.render.shell_text import Shell, render_template
 from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
 from embark.spec import load_spec
 from embark.values import JsonDict, frozen, read_table
@@ -26,18 +27,6 @@ PLAIN = {"vm": "./vm.sh", "tpu-vm": "./tpu_vm.sh"}  # The scripts of targets wit
 SERVES = ("serve", FOLLOW)
 CLUSTER_FOLDER = "cluster"  # The folder of a job: the scripts of its cluster make that of the servers too.
 MIN_DISK_GIB = 100
-ARTIFACT = (
-    "embark train quickstart --quiet --set name=small --set store.root=small --set place.device=cpu "
-    "--set model.rows_per_table=100 --set data.num_train_samples=1024 --set data.num_eval_samples=128 "
-    "--set train.batch_size=128 --set train.num_steps=2 --set train.eval_every=0",
-    "{env}embark export small/small --to {source}",
-)
-FILES = "for file in nats.yaml follow.yaml serve.yaml; do if [ -f $file ]; then kubectl {} -f $file; fi; done"
-METRICS = ("if kubectl get customresourcedefinition {} >/dev/null 2>&1; then kubectl apply -f serve_metrics.yaml; "
-           "fi")
-ASK = ("code=7; while [ $code = 7 ]; do kill -0 $! 2>/dev/null; code=0; "  # Until the proxy listens, or has ended.
-       "curl -s --fail-with-body --retry 1 --retry-delay 1 --retry-connrefused -H 'Authorization: Bearer t' "
-       "--data '{{\"rows\": [{row}]}}' localhost:{port}/score || code=$?; done; [ $code = 0 ]")
 STEP_LIMIT_S = 3600.0  # Time limit on this computer.
 ENVIRONMENT = {"PROJECT": "your-project", "EMAIL": "you@example.com"}
 
@@ -47,7 +36,7 @@ class Step:
     """Commands that belong together."""
 
     title: str
-    commands: tuple[str, ...]
+    commands: str
 
 
 def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[StepResult], None]) -> AccountRehearsal:
@@ -98,83 +87,39 @@ def make_steps(job: Job, *, is_folder: bool = False) -> list[Step]:
     found = re.match(raw["registry"], job.image)
     store = next((path for path in job.object_store_paths if path.is_written), None)
     serves, endpoint = job.target in SERVES, raw["endpoints"].get(job.target)
+    if not serves and not endpoint and job.target not in (*POD_TARGETS, *PLAIN):
+        raise UserError(f'place.target = "{job.target}" has no script that creates machines',
+                        fix=f"set it to {', '.join([*POD_TARGETS, *SERVES, *PLAIN, *ENDPOINTS])}")
     source = artifact_of(job.spec) if serves or endpoint else job.data_source if job.spec.data.path else ""
+    ask = partial(facts["ask"].format, row=facts["row"])
     values = {
         "region": job.location.region, "zone": job.location.zone, "cluster": job.location.cluster, "source": source,
         "bucket": source.split("/")[2] if endpoint else "" if store is None else store.name,
         "account": job.spec.place.storage_account, "machine": job.spec.serve.machine,
         "identity": job.spec.place.identity, "server": server_name(job.name), "row": facts["row"],
-        "ask": ASK.format(row=facts["row"], port=8080),
+        "ask": ask(port=8080),
         "env": f"AZURE_STORAGE_ACCOUNT_NAME={job.spec.place.storage_account} " if job.cloud == "azure" else "",
         "disk": MIN_DISK_GIB + 2 * disk_gib(job.spec) if serves else "", **(found.groupdict() if found else {}),
     }
 
-    def fill(lines: Sequence[str]) -> tuple[str, ...]:
-        return tuple(line.format(**values) for line in lines)
+    def fill(lines: Sequence[str]) -> Shell:
+        return Shell("\n".join(line.format(**values) for line in lines))
 
-    steps = [Step("tools and project", tuple(raw["before"]))] if "before" in raw else []
-    if found:
-        steps.append(Step("image", fill(raw["image"])))
-    if serves:
-        pools = [fill(raw[name]) if job.spec.serve.machine else () for name in ("pool", "no_pool")]
-        steps += _serving_steps(job, raw["cluster"], fill(ARTIFACT), *pools, is_folder=is_folder)
-    elif endpoint:
-        values["artifact"] = "\n".join(fill(ARTIFACT))
-        steps += [Step(title, fill(lines)) for title, lines in endpoint.items()]
-    elif "://" in source:
-        steps.append(Step("data", ("./storage.sh buckets", *fill(raw["data"]))))
-    if job.target in POD_TARGETS:
-        script = raw["script"]
-        steps += [Step("train", (f"{script} --yes",)), Step("train again: what exists stays", (f"{script} --yes",)),
-                  Step("clean", (f"{script} clean --yes",)), Step("destroy", (f"{script} destroy --yes",))]
-    elif job.target in PLAIN:
-        steps += [Step(word, (f"{PLAIN[job.target]} {word} --yes",)) for word in ("up", "status", "down")]
-    elif not serves and not endpoint:
-        raise UserError(f'place.target = "{job.target}" has no script that creates machines',
-                        fix=f"set it to {', '.join([*POD_TARGETS, *SERVES, *PLAIN, *ENDPOINTS])}")
-    ends = [line for line in raw["end"]
-            if ("{bucket}" not in line or values["bucket"]) and ("{repository}" not in line or found)]
-    return [*steps, Step("delete bucket and registry", fill(ends))]
-
-
-def _serving_steps(job: Job, script: str, artifact: tuple[str, ...], pool: tuple[str, ...], no_pool: tuple[str, ...],
-                   *, is_folder: bool) -> list[Step]:
-    """Make a cluster, start in it what `embark launch` starts, wait for it, send a request, and end all of it. The
-    manifests of a folder are applied as they are, since `embark launch` would render them again. `artifact` puts a
-    small model where an export, or the publisher, puts versions."""
-    trains, in_namespace = job.target == FOLLOW, f"--namespace {job.namespace}"
-    broker = f"{job.name}-nats" if job.has_own_broker else ""
-    parts = [f"statefulset/{broker}"] if broker else []
-    if trains:
-        parts += [f"statefulset/{job.name}", f"deployment/{job.name}-publish"]
-    made = [f"kubectl create secret generic {secret} {in_namespace} --from-literal=token=t "
-            "--from-literal=options.toml='token = \"t\"'"
-            for secret in (broker, token_secret(job.spec, job.name)) if secret]
-    scales = [f"kubectl wait horizontalpodautoscaler/{job.name}-serve {in_namespace} --for=condition=ScalingActive "
-              "--timeout=15m"] if job.spec.serve.autoscaler == "hpa" else []
-    starts = f"{FILES.format('apply')}\n{METRICS.format(MONITOR_RESOURCES[job.cloud])}" if is_folder else \
-        "embark launch run.toml --yes"
-    ends = FILES.format("delete --ignore-not-found") if is_folder else \
-        f"embark cancel {job.name if trains else f'{job.name}-serve'} --yes"
-    there = "." if trains else CLUSTER_FOLDER
-    machines = (*((f"{script} machines --yes",) if trains else ()), *pool)
-    return [
-        Step("cluster", (f"(cd {there} && ./storage.sh buckets && {script} up --yes)",)),
-        Step("artifact", artifact),
-        *([Step("machines", machines)] if machines else []),
-        Step("launch", (*made, starts,
-                        *(f"kubectl rollout status {part} {in_namespace} --timeout=1h"
-                          for part in (*parts, f"deployment/{job.name}-serve")), *scales)),
-        Step("request", (f"kubectl port-forward {in_namespace} service/{job.name}-serve 8000:80 &",
-                         ASK.format(row=_facts()["row"], port=8000))),
-        Step("cancel", (ends,)),
-        Step("destroy", (*no_pool, f"(cd {there} && {script} delete --yes)")),
-    ]
+    values["artifact"] = fill(facts["artifact"])
+    text = render_template(
+        "rehearse/account_steps.sh.j2", job=job, raw=raw, fill=fill, ask=ask, source=source, serves=serves,
+        endpoint=endpoint, has_registry=found, is_folder=is_folder, artifact=values["artifact"],
+        token=token_secret(job.spec, job.name), monitor=MONITOR_RESOURCES[job.cloud],
+        script=raw["script"] if job.target in POD_TARGETS else "", machines=PLAIN.get(job.target, ""),
+        ends=[line for line in raw["end"]
+              if ("{bucket}" not in line or values["bucket"]) and ("{repository}" not in line or found)])
+    parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)[1:]
+    return [Step(title, lines.rstrip("\n")) for title, lines in zip(parts[::2], parts[1::2], strict=True)]
 
 
 def run_step(session: AccountSession, step: Step, folder: Path) -> StepResult:
     before = len(session.report().records)
-    done = session.bash("\n".join(step.commands), folder, timeout_s=STEP_LIMIT_S)
+    done = session.bash(step.commands, folder, timeout_s=STEP_LIMIT_S)
     report = session.report()
     records = report.records[before:]
     if done.returncode == 0:

@@ -8,7 +8,6 @@ import shlex
 
 from embark.render.folder import File
 from embark.render.job import FOLLOW, Job
-from embark.render.pod import SCRATCH, USER_ID
 from embark.render.serving import ENDPOINTS, SERVE_TARGETS
 from embark.render.shell_text import render_template
 from embark.render.targets.tpu_vm import packages as tpu_packages
@@ -38,8 +37,8 @@ def render_tpu_image(job: Job) -> list[File]:
     from embark import __version__
 
     about = f"The image of Embark {__version__} with JAX for TPUs. {_HOW}"
-    return [File("Dockerfile", render_template("tpu.Dockerfile.j2", about=about, scratch=SCRATCH,
-                                               files=job.place.image_files, packages=tpu_packages("."))),
+    return [File("Dockerfile", render_template("tpu.Dockerfile.j2", about=about, files=job.place.image_files,
+                                               packages=tpu_packages("."))),
             *_context_files(job)]
 
 
@@ -63,8 +62,8 @@ def dockerfile(job: Job) -> str:
     fabric = "none" if is_serving else {"efa": "efa", "infiniband": "verbs"}.get(job.machine.fabric.name, "none")
     return render_template(
         "Dockerfile.j2", about=about, fabric=fabric, variant="cpu" if is_serving else "cuda",
-        base=CPU_BASE if is_serving else CUDA_BASE, packages=packages, user=USER_ID, scratch=SCRATCH,
-        files=image_files(job), is_serving=is_serving,
+        base=CPU_BASE if is_serving else CUDA_BASE, packages=packages, files=image_files(job),
+        is_serving=is_serving,
         cpu_steps=_pip_steps(triple.pip_arguments("cpu")), cuda_steps=_pip_steps(triple.pip_arguments("cuda")))
 
 

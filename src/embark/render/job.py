@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 CLUSTER = "embark"  # One cluster for all runs: a run adds a node pool to it if it needs another machine.
 SCHEMES = {"aws": "s3", "azure": "az", "gcp": "gs"}
 BUCKET_NAME = re.compile(r"[a-z0-9]([a-z0-9._-]{0,61}[a-z0-9])?")
+USER_ID = 1000  # The user `embark` of the image.
+SCRATCH = "/scratch"
 PORT = 29500  # The port of the rendezvous, which is torchrun's default.
 MAX_RESTARTS = 3  # Restarts of one machine's ranks before its pod is replaced.
 RESTARTS_PER_NODE = 10  # Restarts of an elastic run for each machine that may be lost.

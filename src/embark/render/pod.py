@@ -9,15 +9,12 @@ from embark.catalog import load_catalog
 from embark.kubernetes.names import CONFIG_CHECKSUM, GKE_ACCELERATOR, INSTANCE_TYPE, SPOT_LABELS, SPOT_TAINTS
 from embark.kubernetes.pods import NVIDIA_GPU, TPU
 from embark.render.command import SPEC_PATH
-from embark.render.job import PORT, Job, Setting
+from embark.render.job import PORT, SCRATCH, Job, Setting
 from embark.render.settings import TOPOLOGY_PATH, fabric_needs, grace_reason, grace_s, settings_of, topology_xml
 from embark.render.yaml_text import note
 from embark.values import JsonDict
 
-USER_ID = 1000  # The user `embark` of the image.
-SCRATCH = "/scratch"
 CONTAINER = "trainer"
-IDENTITY_LABEL = {"azure.workload.identity/use": "true"}  # AKS gives a token only to pods with this label.
 GIVEN = "embark-lint: ignore EMB505, EMB508: the nodes of the cluster that exists offer it"
 TPU_PORTS = {"tpu": 8471, "coordinator": 8476}  # Ports at which the hosts' runtimes and JAX's processes meet.
 
@@ -34,9 +31,8 @@ def pod_values(job: Job) -> JsonDict:
     return {
         "needs": fabric_needs(job), "env": environment(job), "resources": resources(job), "ports": ports,
         "selector": node_selector(job), "tolerations": tolerations(job), "grace_s": grace_s(job),
-        "grace_why": grace_reason(job), "user": USER_ID, "scratch": SCRATCH,
-        "spec_folder": SPEC_PATH.rpartition("/")[0],
-        "identity_label": IDENTITY_LABEL if has_identity_label(job) else {},
+        "grace_why": grace_reason(job),
+        "spec_folder": SPEC_PATH.rpartition("/")[0], "identity_label": identity_label(job),
     }
 
 
@@ -68,9 +64,10 @@ def storage_settings(job: Job) -> list[Setting]:
     return [Setting("AZURE_STORAGE_ACCOUNT_NAME", account, "the account of the az:// containers")] if account else []
 
 
-def has_identity_label(job: Job, identity: str = "") -> bool:
-    place = job.place
-    return job.cloud == "azure" and bool(identity or place.identity or place.storage_account)
+def identity_label(job: Job, identity: str = "") -> dict[str, str]:
+    """Return the label without which AKS gives a pod no token."""
+    is_known = identity or job.place.identity or job.place.storage_account
+    return {"azure.workload.identity/use": "true"} if job.cloud == "azure" and is_known else {}
 
 
 def resources(job: Job) -> JsonDict:

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from embark.catalog import load_catalog
+from embark.errors import ExitCode
 from embark.render.folder import File
-from embark.render.job import SCHEMES, Job
+from embark.render.job import SCHEMES, SCRATCH, USER_ID, Job
 from embark.render.yaml_text import header, nest, plain, yaml_part
 from embark.values import JsonMap, frozen, read_table
 
@@ -146,6 +147,7 @@ def _environment() -> jinja2.Environment:
     environment.globals.update(header=script_header, file_header=_file_header, comment=comment_text, command=command,
                                run=run, shell=Shell, plain=plain, json=lambda value: Shell(json.dumps(value)),
                                yaml=lambda value, indent=0: Shell(yaml_part(value, indent)),
+                               user=USER_ID, scratch=SCRATCH, exit_codes=ExitCode,
                                nest=lambda text, indent: Shell(nest(text, indent)))
     return environment
 

@@ -3,10 +3,9 @@
 import posixpath
 
 from embark.catalog import Volume
-from embark.errors import ExitCode
 from embark.render.folder import File
 from embark.render.job import Job
-from embark.render.pod import IDENTITY_LABEL, USER_ID, env_rows, has_identity_label, storage_settings
+from embark.render.pod import env_rows, identity_label, storage_settings
 from embark.render.shell_text import job_text, script_file
 from embark.render.yaml_text import header, plain
 from embark.values import JsonDict
@@ -20,7 +19,7 @@ _FILLED_BY = {"aws": "storage.sh substitutes the file system's id and names.",
 def render_volumes(job: Job) -> list[File]:
     """Write `storage.sh`, which creates what the run needs; with `place.volume` also the volume, its claim and the
     copy."""
-    values: JsonDict = {"is_lustre": "lustre" in job.place.volume, "exit_codes": ExitCode}
+    values: JsonDict = {"is_lustre": "lustre" in job.place.volume}
     files: list[File] = []
     if job.volume:
         size_gib = capacity_gib(job, job.volume)
@@ -83,5 +82,5 @@ def _volume_files(job: Job, title: str, values: JsonDict) -> list[File]:
         env = plain(env_rows(storage_settings(job)))
         files.append(File("data_copy_job.yaml", job_text(
             "data_copy_job.yaml.j2", job, about=about_copy, source=job.data_source, target=data_target(job), env=env,
-            user=USER_ID, identity_label=IDENTITY_LABEL if has_identity_label(job) else {})))
+            identity_label=identity_label(job))))
     return files

@@ -96,7 +96,7 @@ def test_a_column_goes_just_when_the_table_would_not_fit(monkeypatch, capsys, co
 
 
 def test_an_empty_table_says_so(capsys):
-    Console().table([], columns=["a"], title="Runs")
+    Console().table([], title="Runs")
     assert capsys.readouterr().out == "Runs\nnothing to show\n"
 
 

@@ -4,7 +4,6 @@ import json
 from collections.abc import Sequence
 
 from embark.catalog import load_catalog
-from embark.errors import ExitCode
 from embark.render.folder import File
 from embark.render.job import Bucket, Job
 from embark.render.shell_text import Shell, Step, Words, job_steps, job_text, job_words, render_template, script_file
@@ -90,7 +89,7 @@ def card_words(num: int) -> list[Shell]:
 def render_eks(job: Job) -> list[File]:
     """Write `eks_cluster.yaml` for eksctl, and `eks_cluster.sh` that runs it and what comes after."""
     zone = job.location.zone
-    values = {"second_zone": f"{zone[:-1]}{'b' if zone.endswith('a') else 'a'}", "exit_codes": ExitCode,
+    values = {"second_zone": f"{zone[:-1]}{'b' if zone.endswith('a') else 'a'}",
               "version": load_catalog().versions["eks"]}
     return [
         File("eks_cluster.yaml", job_text("aws/eks_cluster.yaml.j2", job, statements=bucket_statements(job),

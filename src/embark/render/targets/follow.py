@@ -6,11 +6,9 @@ from embark.events.heartbeat import HEARTBEAT
 from embark.kubernetes.names import COMPONENT, IDENTITY_ANNOTATIONS
 from embark.render.command import SPEC_PATH
 from embark.render.folder import File
-from embark.render.job import Job, Setting
+from embark.render.job import SCRATCH, Job, Setting
 from embark.render.pod import (
     CONTAINER,
-    SCRATCH,
-    USER_ID,
     config_checksum,
     config_data,
     env_rows,
@@ -79,7 +77,7 @@ def render_follow(job: Job) -> list[File]:
         nats = {"nats.conf": NATS_CONFIG.format(max_bytes=round(0.9 * stream.broker_gib * GIB))}
         files.append(File(BROKER_FILE, job_text(
             f"kubernetes/{BROKER_FILE}.j2", job, broker=broker_name(job.name), labels={**job.labels, **BROKER},
-            port=NATS_PORT, health_port=NATS_HEALTH_PORT, user=USER_ID, size_gib=stream.broker_gib,
+            port=NATS_PORT, health_port=NATS_HEALTH_PORT, size_gib=stream.broker_gib,
             config=nats, config_folder=NATS_FOLDER, pod_annotations=config_checksum(nats), serve=spec.serve,
             env=[secret_variable("NATS_TOKEN", stream.secret, "nats.conf has it; who connects must give it")],
             peers=peers(job), storage_class=storage_class(job))))

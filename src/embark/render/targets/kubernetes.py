@@ -12,11 +12,9 @@ from embark.render.image import RAY_VERSION
 from embark.render.job import EXITS, MAX_FLEX_H, PORT, Job
 from embark.render.pod import (
     CONTAINER,
-    IDENTITY_LABEL,
-    USER_ID,
     config_data,
     env_rows,
-    has_identity_label,
+    identity_label,
     pod_values,
     resources,
     storage_settings,
@@ -99,8 +97,8 @@ def render_export_job(job: Job) -> list[File]:
     return [File(EXPORT_FILE, job_text(
         f"kubernetes/{EXPORT_FILE}.j2", job, exporter=f"{job.name}-export", artifact=artifact, command=command,
         container="export", exits=EXITS, kept_s=KEPT_S, wait_s=wait_s, memory_gib=export_memory_gib(spec),
-        disk_gib=EXPORT_DISK_GIB, env=plain(env_rows(storage_settings(job))), user=USER_ID,
-        identity_label=IDENTITY_LABEL if has_identity_label(job) else {}))]
+        disk_gib=EXPORT_DISK_GIB, env=plain(env_rows(storage_settings(job))),
+        identity_label=identity_label(job)))]
 
 
 def render_launch_script(job: Job) -> list[File]:

@@ -5,15 +5,12 @@ from typing import Any
 
 from embark.kubernetes.names import COMPONENT, IDENTITY_ANNOTATIONS
 from embark.render.folder import File
-from embark.render.job import Job, Setting
+from embark.render.job import SCRATCH, Job, Setting
 from embark.render.monitoring import MONITOR_RESOURCES, PROMETHEUS_RELEASE
 from embark.render.pod import (
-    IDENTITY_LABEL,
-    SCRATCH,
-    USER_ID,
     config_checksum,
     env_rows,
-    has_identity_label,
+    identity_label,
     secret_variable,
     storage_settings,
 )
@@ -87,8 +84,7 @@ def render_serve(job: Job) -> list[File]:
         "start_s": start_s(num_bytes), "cpu_percent": round(100 * VCPU_TARGET),
         "identity_annotation": IDENTITY_ANNOTATIONS[job.cloud],
         "annotations": ({TABLE_BYTES: str(round(num_bytes))} if is_known else {}) | config_checksum(config),
-        "identity": serve.identity or job.place.identity, "user": USER_ID, "scratch": SCRATCH,
-        "identity_label": IDENTITY_LABEL if has_identity_label(job, serve.identity) else {},
+        "identity": serve.identity or job.place.identity, "identity_label": identity_label(job, serve.identity),
         "model_folder": MODEL_FOLDER, "tls_folder": TLS_FOLDER, "has_tls": is_https, "token_secret": secret,
         "scheme": "https" if is_https else "http", "surge": surge_of(spec), "peers": peers(job),
         "balancer": LOAD_BALANCERS.get(job.cloud, {}).get(serve.expose, {}),

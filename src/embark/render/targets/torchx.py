@@ -13,11 +13,9 @@ from embark.render.command import (
     ranks_words,
 )
 from embark.render.folder import File
-from embark.render.job import MAX_RESTARTS, PORT, Job
+from embark.render.job import MAX_RESTARTS, PORT, USER_ID, Job
 from embark.render.pod import (
-    IDENTITY_LABEL,
-    USER_ID,
-    has_identity_label,
+    identity_label,
     node_selector,
     storage_settings,
     tolerations,
@@ -68,7 +66,8 @@ def pod_overlay(job: Job) -> JsonDict:
     }
     if job.place.pull_secret:
         spec["imagePullSecrets"] = [{"name": job.place.pull_secret}]
-    return {"metadata": {"labels": dict(IDENTITY_LABEL)}, "spec": spec} if has_identity_label(job) else {"spec": spec}
+    labels = identity_label(job)
+    return {"metadata": {"labels": labels}, "spec": spec} if labels else {"spec": spec}
 
 
 def _start(job: Job) -> str:
