@@ -62,9 +62,10 @@ def format_float(value: Any, digits: int = 4) -> str:
 
 def format_auc(values: Mapping[str, Any]) -> str:
     """Format an AUC: `0.7912`; `0.5210 ±0.040` with the bound of its error if a training window's bins are too wide for
-    the predictions."""
+    the predictions; `–` where there is none, as of samples that are all positives."""
     error = to_float(values.get("auc_error"))
-    return format_float(values.get("auc")) + (f" ±{error:.2g}" if error is not None and error >= MAX_AUC_ERROR else "")
+    bound = f" ±{error:.2g}" if error is not None and error >= MAX_AUC_ERROR else ""
+    return format_float(to_finite(values.get("auc"))) + bound
 
 
 def format_si(value: Any) -> str:

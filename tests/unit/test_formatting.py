@@ -58,6 +58,14 @@ def test_format_float_of_what_is_not_a_number(value, text):
     assert formatting.format_float(value) == text
 
 
+@pytest.mark.parametrize(("values", "text"), [
+    ({"auc": 0.79123}, "0.7912"), ({"auc": 0.521, "auc_error": 0.04}, "0.5210 ±0.04"), ({}, "–"),
+    ({"auc": math.nan}, "–"),
+])
+def test_an_auc_that_is_not_defined_is_left_out(values, text):
+    assert formatting.format_auc(values) == text
+
+
 def test_format_float_keeps_its_width_when_a_loss_explodes():
     assert formatting.format_float(123_456_789.0) == "1.23e+08"
 
