@@ -29,7 +29,6 @@ from embark.cli.console import Console
 from embark.plan.calibration import (
     CPU,
     SHIPPED,
-    Calibration,
     CpuFit,
     cpu_calibration,
     load_calibrations,
@@ -97,7 +96,8 @@ def measure_all(path: Path, specs: dict[int, RunSpec], seconds: float, repeats: 
     host may be the bottleneck of is measured in `repeats` processes: its pace differs from one to the other."""
     device = next(iter(specs.values())).place.device
     is_new = not path.exists()
-    with path.open("a", newline="") as file, _pool(1) as pool:  # one at a time: memory is the device's, whoever has it
+    # One at a time: memory is the device's, whoever has it.
+    with path.open("a", newline="") as file, process_for_each(1) as pool:
         rows = csv.writer(file, lineterminator="\n")
         if is_new:
             rows.writerow(COLUMNS if device == "cuda" else CPU_COLUMNS)
@@ -121,13 +121,13 @@ def measure_all(path: Path, specs: dict[int, RunSpec], seconds: float, repeats: 
 def compile_all(specs: dict[int, RunSpec]) -> None:
     """Some at a time. What has its kernels in Triton's cache is measured in half the time."""
     specs = {seed: spec for seed, spec in specs.items() if spec.train.engine != "pipeline"}
-    with _pool(10) as pool:
+    with process_for_each(10) as pool:
         for done in as_completed([pool.submit(measure, spec, 0.01) for spec in specs.values()]):
             if error := done.exception():
                 print(f"{type(error).__name__}: {error}", flush=True)
 
 
-def _pool(num_at_once: int) -> ProcessPoolExecutor:
+def process_for_each(num_at_once: int) -> ProcessPoolExecutor:
     """A process for each call, forked from one that has imported torch and not touched the GPU."""
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asked otherwise, whether there is one is for one process alone
     context = get_context("forkserver")
@@ -139,7 +139,8 @@ def _pool(num_at_once: int) -> ProcessPoolExecutor:
 def compare_all(path: Path, device: str, part: str) -> None:
     fitted, unseen = read_measured(path, device)
     calibration = cpu_calibration() if device == "cpu" else load_calibrations()["H200"]
-    _print(calibration, unseen if part == "unseen" else fitted)
+    measured = sorted(unseen if part == "unseen" else fitted, key=lambda one: int(one.spec.name.split()[1]))
+    show([compare(calibration, one) for one in measured])
 
 
 def fit_cpu_steps(path: Path) -> CpuFit:
@@ -186,8 +187,8 @@ def read_measured(path: Path, device: str) -> tuple[list[Measurement], list[Meas
     return fitted, unseen
 
 
-def _print(calibration: Calibration, measured: Sequence[Measurement]) -> None:
-    compared = [compare(calibration, one) for one in sorted(measured, key=lambda one: int(one.spec.name.split()[1]))]
+def show(compared: Sequence[Comparison]) -> None:
+    """Print each measurement beside its prediction, and how many are near."""
     Console().table([_row(one) for one in compared])
     for name, errors in (("step time", [abs(c.predicted_s / c.step_s - 1) for c in compared if c.step_s]),
                          ("memory", [abs(c.predicted_bytes / c.used_bytes - 1) for c in compared if c.used_bytes])):

@@ -59,6 +59,7 @@ def shell(command: str, directory: Path, env: dict[str, str] = ENVIRONMENT) -> s
         ("guides/fresh-deployment.md", "nothing found"),
         ("guides/tune.md", "best held-out AUC 0.7"),
         ("guides/dynamic-tables.md", "2 scores by version 1"),
+        ("internals/scaling.md", "bound by all-to-all"),
     ],
 )
 def test_a_guide_s_commands_run(tmp_path, embark, guide, expected):

@@ -9,8 +9,8 @@ RESOURCE_GROUP=${RESOURCE_GROUP:-embark}
 CLUSTER=${CLUSTER:-embark}
 LOCATION=${LOCATION:-eastus}
 STORAGE_ACCOUNT=${STORAGE_ACCOUNT:-embarkexample}
-# 19,456 GiB of Azure NetApp Files, Ultra read 2.6 GB/s and cost 10.47 USD an hour. More is faster.
-CAPACITY_GIB=${CAPACITY_GIB:-19456}
+# 21,504 GiB of Azure NetApp Files, Ultra read 2.8 GB/s and cost 11.57 USD an hour. More is faster.
+CAPACITY_GIB=${CAPACITY_GIB:-21504}
 DRY_RUN=${DRY_RUN:-0}
 YES=${YES:-0}
 KEEP=${KEEP:-0}

@@ -146,7 +146,7 @@ release() {
 # Cluster, storage, job, and its log until it ends.
 train() {
   check
-  pay '2 x Standard_ND96asr_v4 on demand in eastus: 54.39 USD an hour by the catalog (2026-08-22). 19,456 GiB of Azure NetApp Files, Ultra read 2.6 GB/s and cost 10.47 USD an hour. The cluster: 0.38 USD an hour until it is deleted. Buckets are extra.'
+  pay '2 x Standard_ND96asr_v4 on demand in eastus: 54.39 USD an hour by the catalog (2026-08-22). 21,504 GiB of Azure NetApp Files, Ultra read 2.8 GB/s and cost 11.57 USD an hour. The cluster: 0.38 USD an hour until it is deleted. Buckets are extra.'
   # Each step finds what it uses: buckets, then the cluster and who its pods are, then the volume and its data. The
   # GPU machines come last, since they are paid from the moment they start.
   ./storage.sh buckets

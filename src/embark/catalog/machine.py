@@ -96,6 +96,9 @@ class Fabric:
     kubernetes_resource: str = ""  # Name of the resource in a pod's limits; empty if it needs none.
     kubernetes_also: Words = ()
     kubernetes_annotations: Words = ()
+    share: Known = None  # Of the bandwidth, what collectives reach; measured.
+    latency_s: Known = None  # What a collective takes more between hosts than within one; measured.
+    message_s: Known = None  # What each further rank adds that an all-to-all sends to; measured.
     origin: Origin
 
 

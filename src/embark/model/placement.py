@@ -62,6 +62,7 @@ class Cluster:
     device: Literal["cuda", "cpu", "tpu"] = "cuda"
     intra_gbyte_per_s: float = 0.0  # Rate from one rank to the others of its host, one direction; 0: not known.
     inter_gbyte_per_s: float = 0.0  # Rate from one rank to the ranks of other hosts, one direction; 0: not known.
+    fabric: str = ""  # The catalog's name of what connects the hosts; empty: not known.
 
 
 class TooLarge(Exception):

@@ -193,7 +193,7 @@ def lookups_of(spec: RunSpec, placement: Placement, rank: int, value_bytes: int)
         of_row = row_bytes + _state_bytes_per_row(spec, table, shard)
         ids += of_shard
         read += of_shard * row_bytes
-        pooled += num_samples * shard.num_columns * table.vectors_per_sample
+        pooled += num_samples * values_per_sample(shard, table)
         grads += of_shard * shard.num_columns * value_bytes
         states += 2 * touched * (of_row - row_bytes)
         if table.is_data_parallel:  # a gradient of all rows, set to zero, added to and read
@@ -203,6 +203,13 @@ def lookups_of(spec: RunSpec, placement: Placement, rank: int, value_bytes: int)
         if shard.memory == "host":
             host += 2 * touched * of_row
     return Lookups(ids, read, pooled, grads, updates, states, host)
+
+
+def values_per_sample(shard: Shard, table: StoredTable) -> float:
+    """Return the values that a part of a table gives for each sample. Rows of a sequence come as they are, each from
+    the part that has it; others are added up, and every part of the rows gives a sum."""
+    values = shard.num_columns * table.vectors_per_sample
+    return values * shard.num_rows / table.rows if table.is_sequence else values
 
 
 def padded(width: int) -> int:

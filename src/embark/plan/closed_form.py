@@ -41,7 +41,7 @@ def closed_form(spec: RunSpec, cluster: Cluster, known: Options | None = None) -
     The cluster's own rates do not count, since the trainer's planner does not know them. `known` is as `options_of` has
     it.
     """
-    cluster = replace(cluster, intra_gbyte_per_s=0.0, inter_gbyte_per_s=0.0)
+    cluster = replace(cluster, intra_gbyte_per_s=0.0, inter_gbyte_per_s=0.0, fabric="")
     tables, (kinds, numbers) = spec.model.stored_tables(), tables_alike(spec.model)
     for search in search_rounds(spec, cluster):
         of_kind = [
@@ -79,7 +79,7 @@ class CachedPlanner:
         self._options: defaultdict[Cluster, Options] = defaultdict(dict)
 
     def __call__(self, spec: RunSpec, cluster: Cluster) -> Placement:
-        cluster = replace(cluster, intra_gbyte_per_s=0.0, inter_gbyte_per_s=0.0)
+        cluster = replace(cluster, intra_gbyte_per_s=0.0, inter_gbyte_per_s=0.0, fabric="")
         device_only = replace(cluster, host_bytes=0.0)
         known = self._on_devices.get(device_only) or self._with_hosts.get(cluster)
         if known is None:

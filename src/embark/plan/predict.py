@@ -39,7 +39,7 @@ def cluster_of(setup: Setup) -> Cluster:
         host_bytes=host_gib * GIB, device="tpu" if machine.gpu.kind == "tpu" else "cuda",
         # Links are listed for both directions together, fabrics for one.
         intra_gbyte_per_s=(machine.link_gbyte_per_s or 0.0) / 2,
-        inter_gbyte_per_s=fabric / 8 / machine.gpus_per_host,
+        inter_gbyte_per_s=fabric / 8 / machine.gpus_per_host, fabric=machine.fabric.name,
     )
 
 

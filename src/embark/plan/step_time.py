@@ -3,15 +3,15 @@ slowest of what runs side by side wins, as the engine lets it."""
 
 from dataclasses import astuple, fields
 
-from embark.model.placement import DENSE_STATES, Cluster, Placement, data_parallel_values, value_bytes, wire_bytes
+from embark.model.placement import DENSE_STATES, Cluster, Placement, value_bytes
 from embark.model.work import MAX_SORTED_AT_ONCE, DenseWork, Layers, Lookups, dense_work_of, lookups_of
 from embark.plan.autograd import passes_of
 from embark.plan.calibration import Calibration, CpuFit, EngineFit, Rates
-from embark.plan.prediction import ASSUMPTIONS, StepTime
+from embark.plan.exchange import ENGINES, STEP, Exchange, all_reduce_s, all_to_all_s, num_dynamic_ids
+from embark.plan.prediction import StepTime
 from embark.spec import ModelSpec, RunSpec
 from embark.spec.model import Table
 
-STEP = ASSUMPTIONS["step"]
 NUM_OF_HOST = 4
 FEATURES = tuple(field.name for field in fields(EngineFit))[NUM_OF_HOST:]  # Fields about the device.
 ALIGNED = 8  # Values: cuBLAS has fast kernels for rows of 16 bytes.
@@ -23,13 +23,15 @@ RANKS_LOOKED_AT = 64  # The number of ranks whose step is computed in a large cl
 
 def step_time(
     spec: RunSpec, placement: Placement, cluster: Cluster, engine: str, precision: str, calibration: Calibration,
-    *, draws_samples: bool = False, from_memory: bool = False,
+    *, draws_samples: bool = False, from_memory: bool = False, exchange: Exchange | None = None,
 ) -> StepTime:
     """Return the time of the slowest rank.
 
     `draws_samples`: they are drawn as it goes, which a plan for real data leaves out; by the device itself in the
-    captured engine, else by the loader. `from_memory`: no loader has to make the batches.
+    captured engine, else by the loader. `from_memory`: no loader has to make the batches. `exchange`: how ranks
+    exchange values, if not as this engine does.
     """
+    exchange = exchange or ENGINES[engine]
     fit = calibration.engines[engine]
     layers = dense_work_of(spec.model, spec.train.batch_size)
     samples = spec.train.batch_size / placement.num_ranks
@@ -50,10 +52,14 @@ def step_time(
         "all-reduce": 0.0,
         "host memory": looked_up.host_bytes / rates.upload_bytes,
     }
+    ids_ahead_s = 0.0
     if placement.num_ranks > 1:
-        parts["all-to-all"] = _all_to_all_s(spec, placement, cluster, rank, samples, size)
-        parts["all-to-all"] += _id_exchange_s(spec, cluster)
-        parts["all-reduce"] = _all_reduce_s(4.0 * (layers.num_values + data_parallel_values(spec)), cluster)
+        parts["all-to-all"], ids_s = all_to_all_s(exchange, spec, placement, cluster, rank, size)
+        if exchange.ids_go_ahead:
+            ids_ahead_s = ids_s
+        else:
+            parts["all-to-all"] += ids_s
+        parts["all-reduce"] = all_reduce_s(exchange, spec, layers, cluster)
     batch_bytes = samples * sample_bytes(spec)
     draws_on_device = draws_samples and engine == "cuda_graph"
     draw_s = 0.0
@@ -62,12 +68,12 @@ def step_time(
     if cluster.device == "cpu":
         parts["drawing samples"] = draw_s  # by the cores that train
     device_s = sum(parts.values())
-    if engine == "pipeline":
-        # DDP reduces gradients while the layers before still compute theirs.
-        device_s -= min(parts["all-reduce"], 0.5 * parts["dense layers"])
+    meanwhile_s = exchange.beside_dense * parts["dense layers"] + exchange.beside_update * took.get("update", 0.0)
+    device_s -= min(parts["all-reduce"], meanwhile_s)
     # What runs while the device computes.
     beside = {"host": 0.0 if isinstance(fit, CpuFit) else sum(factor * value for factor, value in zip(
         astuple(fit)[:NUM_OF_HOST], (*host_features(spec), device_s), strict=True))}
+    beside["ids of the next batch"] = ids_ahead_s
     if cluster.device != "cpu" and not draws_on_device:
         beside["copy to the device"] = batch_bytes / rates.upload_bytes
         beside["drawing samples"] = draw_s
@@ -83,8 +89,10 @@ def step_time(
 
 def _device_parts(fit: EngineFit, features: tuple[float, ...], num_behind: int) -> dict[str, float]:
     took = {name: getattr(fit, name) * value for name, value in zip(FEATURES, features, strict=True)}
+    update_s = took["update"] + took["state"]
     return {
-        "lookup and update": sum(took[name] for name in ("sort", "lookup", "update", "state")),
+        "lookup and update": took["sort"] + took["lookup"] + update_s,
+        "update": update_s,
         "dense layers": sum(took[name] for name in ("layer_sample_s", "matmul", "weights", "activations", "interaction",
                                                     "crossing")),
         "launches": sum(took[name] for name in LAUNCHES)
@@ -197,91 +205,14 @@ def _busiest(spec: RunSpec, placement: Placement, size: int) -> tuple[int, Looku
     return max(found, key=lambda pair: _table_bytes(pair[1], size))
 
 
-def _all_to_all_s(spec: RunSpec, placement: Placement, cluster: Cluster, rank: int, samples: float, size: int) -> float:
-    """Return the seconds to send ids, to send pooled vectors back, and to send their gradients."""
-    wire = wire_bytes(spec, size)
-    pooled = _pooled_traffic(spec, placement, cluster, rank, wire)
-    ids = 4.0 * samples * sum(t.mean_ids for t in spec.model.table_list())
-    share = _share_between_hosts(cluster)
-    num = cluster.num_ranks
-    return (2 * _seconds(*pooled, cluster, num_messages=num)
-            + _seconds(ids * (1 - share), ids * share, cluster, num_messages=num))
-
-
 def _id_map_s(spec: RunSpec, num_ranks: int, engine: str, calibration: Calibration) -> float:
     """Return the seconds of dynamic tables: a rank hashes the ids of the whole batch, and reads the buckets of its
     own."""
-    num_ids, fit = _num_dynamic_ids(spec), calibration.id_maps.get(engine)
+    num_ids, fit = num_dynamic_ids(spec), calibration.id_maps.get(engine)
     if not num_ids or fit is None:
         return 0.0
     num_bytes = num_ids * (STEP["id_hash_bytes"] + STEP["id_bucket_bytes"] / num_ranks)
     return fit.start_s + fit.lookup * num_bytes / calibration.rates.copy_bytes
-
-
-def _id_exchange_s(spec: RunSpec, cluster: Cluster) -> float:
-    """Return the seconds that dynamic tables exchange: ids to all ranks, first missing ids, new rows, rows back."""
-    num_ids, share = _num_dynamic_ids(spec), _share_between_hosts(cluster)
-    if not num_ids:
-        return 0.0
-    num_new = sum(min(table.features[0].max_new, spec.train.batch_size * table.multi_hot)
-                  for table in spec.model.stored_tables() if table.is_dynamic)
-    others = cluster.num_ranks - 1
-    of_ids = num_ids / cluster.num_ranks * others
-    return sum(_seconds(size * (1 - share), size * share, cluster, num_messages=others)
-               for size in (8 * of_ids, 8.0 * num_new * others, 16.0 * num_new * others, 4 * of_ids))
-
-
-def _num_dynamic_ids(spec: RunSpec) -> float:
-    return spec.train.batch_size * sum(t.mean_ids for t in spec.model.stored_tables() if t.is_dynamic)
-
-
-def _pooled_traffic(spec: RunSpec, placement: Placement, cluster: Cluster, rank: int, wire: int) -> tuple[float, float]:
-    """Return the bytes that leave a rank within its host and between hosts.
-
-    A vector goes to its sample's rank. A table cut by rows gives a part of each vector on each of its ranks: all parts
-    travel, but those of one host are summed before.
-    """
-    batch = spec.train.batch_size
-    share = _share_between_hosts(cluster)
-    num_vectors = {t.name: t.vectors_per_sample for t in spec.model.stored_tables()}
-    within = between = 0.0
-    for shard in placement.of_rank(rank):
-        if placement.shardings.get(shard.table) == "data_parallel":
-            continue
-        size = float(batch * shard.num_columns * num_vectors[shard.table] * wire)
-        if placement.shardings.get(shard.table) in ("table_row_wise", "grid_shard"):
-            within += size
-            between += size / cluster.ranks_per_host * share
-        else:
-            within += size * (1 - share)
-            between += size * share
-    received = batch / placement.num_ranks * wire * sum(
-        t.mean_width for t in spec.model.table_list() if t.sharding != "data_parallel")
-    return (max(within, received * (1 - share)), max(between, received * share))
-
-
-def _all_reduce_s(num_bytes: float, cluster: Cluster) -> float:
-    """Return the seconds of a sum within the host, then between hosts by all ranks of a host at once."""
-    per_host, hosts = cluster.ranks_per_host, max(1, cluster.num_ranks // cluster.ranks_per_host)
-    within = 2 * num_bytes * (per_host - 1) / per_host
-    between = 2 * num_bytes / per_host * (hosts - 1) / hosts
-    return _seconds(within, between, cluster)
-
-
-def _seconds(within_host: float, between_hosts: float, cluster: Cluster, *, num_messages: int = 0) -> float:
-    """Return the seconds for bytes that leave one rank in one direction."""
-    total_s = 0.0
-    if within_host and cluster.ranks_per_host > 1:
-        rate = (cluster.intra_gbyte_per_s or cluster.inter_gbyte_per_s or 1.0) * 1e9 * STEP["link_share"]
-        total_s += STEP["link_latency_s"] + within_host / rate
-    if between_hosts and cluster.num_ranks > cluster.ranks_per_host:
-        rate = (cluster.inter_gbyte_per_s or 1.0) * 1e9 * STEP["fabric_share"]
-        total_s += STEP["fabric_latency_s"] + STEP["message_s"] * num_messages + between_hosts / rate
-    return total_s
-
-
-def _share_between_hosts(cluster: Cluster) -> float:
-    return 1 - min(cluster.ranks_per_host, cluster.num_ranks) / cluster.num_ranks
 
 
 PARTS = {

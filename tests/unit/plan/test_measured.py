@@ -11,7 +11,10 @@ from types import ModuleType
 
 import pytest
 
+from embark.model.engine_selection import cuda_graph_obstacle, select_engine
 from embark.plan.calibration import SHIPPED, read_calibrations
+from embark.plan.fit import Measurement
+from embark.spec import load_spec
 from embark.trainers.torch.bench.calibrate import compare
 
 BENCH = Path(__file__).parents[3] / "bench"
@@ -83,3 +86,12 @@ def test_the_shipped_cpu_fit_meets_nine_of_ten_unseen_steps(bench_plan):
     near = [abs(found.predicted_s / found.step_s - 1) <= 0.2 for found in (compare(shipped, one) for one in unseen)]
     assert len(near) >= 30
     assert sum(near) >= 0.9 * len(near)
+
+
+@pytest.mark.parametrize("path", sorted((BENCH / "specs").glob("*.toml")), ids=lambda path: path.stem)
+def test_a_spec_written_by_hand_is_planned_on_one_gpu(path):
+    spec = load_spec(str(path))
+    engine, _ = select_engine(spec, "cuda", cuda_graph_obstacle(spec, "cuda", has_tables_on_host=False))
+    found = compare(read_calibrations(SHIPPED)["H200"], Measurement(spec, engine, "bf16", 1.0, 1.0, 0.0, 0.0))
+    assert 1e-5 < found.predicted_s < 1
+    assert found.predicted_bytes < 141e9
