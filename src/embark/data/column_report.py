@@ -15,6 +15,7 @@ from embark.data.prepared.parts import iter_blocks
 from embark.data.prepared.source import PreparedSource
 from embark.data.task_labels import main_label
 from embark.features.arrays import Array, Doubles
+from embark.features.numbers import Numbers
 from embark.spec import RunSpec
 from embark.values import frozen
 
@@ -101,11 +102,15 @@ def describe_columns(source: SampleSource, spec: RunSpec) -> Iterator[Column]:
 
     if not spec.model.tasks and not (isinstance(source, PreparedSource) and source.layout.labels):
         yield dense_column("label", "label", label, None)
-    names = source.layout.dense if isinstance(source, PreparedSource) else spec.data.dense_columns
+    names, numbers = spec.data.dense_columns, Numbers(())
+    if isinstance(source, PreparedSource):
+        names, numbers = source.layout.dense, source.numbers
     if spec.data.is_custom:
         names = tuple(f"dense {position}" for position in range(spec.model.num_dense))
-    for name, values, held_values in zip(names, seen.dense.T, asked.dense.T, strict=True):
-        yield dense_column(name, "dense", values, auc(held_values.astype(np.float64), held_label))
+    for (name, values, _), (_, *held_values) in zip(numbers.by_column(names, seen.dense),
+                                                    numbers.by_column(names, asked.dense), strict=True):
+        areas = (auc(one.astype(np.float64), held_label) for one in held_values if one is not None)
+        yield dense_column(name, "dense", values, max(filter(None, areas), default=None))
     features = zip(tables, seen.by_feature(seen.ids), seen.lengths, asked.by_feature(asked.ids), asked.lengths,
                    strict=True)
     prior = float(label.mean())

@@ -15,6 +15,7 @@ from embark.data.prepared import Manifest
 from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.data.prepared.manifest import EARLIER, SEQUENCES
 from embark.errors import DataError, UserError
+from embark.features.numbers import Numbers
 from embark.features.schema import TIME_ROWS
 from embark.spec.run import RunSpec
 from embark.values import JsonDict, frozen
@@ -135,8 +136,8 @@ def dense_columns(spec: RunSpec) -> tuple[str, ...]:
 
 
 def _columns_of(before: PreparedWith | None, manifest: Manifest) -> tuple[str, ...]:
-    made = {name: code.column for code in before.numbers.codes for name in code.names} if before else {}
-    return tuple(made.get(name, name) for name in manifest.layout.dense)
+    numbers = before.numbers if before else Numbers(())
+    return tuple(numbers.code_of(name).column for name in manifest.layout.dense)
 
 
 def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path, run_uri: str) -> EvaluationRows:

@@ -72,7 +72,7 @@ class Reference(_Section):
     def count(self, rows: Rows, encoder: RowEncoder, rng: np.random.Generator) -> list[NDArray[np.int64]]:
         """Count rows of requests by column and bin."""
         found = {(kind, name): values for kind, name, values in _values(rows, encoder, rng)}
-        return [column.count(found[column.kind, column.name]) for column in self.columns]
+        return [column.count(found.get((column.kind, column.name), np.empty(0))) for column in self.columns]
 
 
 def make_reference(
@@ -142,9 +142,8 @@ def _values(
 ) -> Iterator[tuple[Kind, str, NDArray[Any]]]:
     """Yield one value of each row for each column. A list gives its length and one of its ids, since the ids of one row
     are not independent."""
-    for name, values in zip(encoder.layout.dense, rows.dense.T, strict=True):
-        if name not in encoder.numbers.flags:  # missing values are counted beside the column itself
-            yield "dense", name, values
+    for name, dense, _ in encoder.numbers.by_column(encoder.layout.dense, rows.dense):
+        yield "dense", name, dense  # which counts missing values, too
     for feature, ids, lengths in zip(encoder.layout.features, rows.ids, rows.lengths, strict=True):
         if feature.weights_of:
             continue
@@ -183,9 +182,9 @@ def _range_labels(edges: Sequence[str]) -> list[str]:
 def _dense_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnBins:
     code = encoder.numbers.code_of(name)
     missing = Numbers((code,)).encode(np.full((1, 1), np.nan, np.float32))
-    zero = missing[:, code.names.index(name)]
     if encoder.layout.dense_bits != 32:
-        zero = zero.astype(np.float16).astype(np.float32)
+        missing = missing.astype(np.float16).astype(np.float32)
+    _, zero, _ = next(Numbers((code,)).by_column(code.names, missing))
     edges = _quantiles(values[values != zero[0]], _NUM_QUANTILES)
     labels = _range_labels([f"{value:.3g}" for value in code.decoded(edges, name)]) or ["other"]
     first = "0" if encoder.plain_ids else "missing or 0" if code.is_plain else "missing"

@@ -75,3 +75,28 @@ def test_data_check_of_files_that_are_not_prepared_scores_their_columns(path, ca
 
 def test_nothing_is_named_where_no_column_leaks():
     assert leak_note([Column("user", "ids", 9, 9, 0.2, 0.1, "1 each", "", 0.61)]) == ""
+
+
+def test_a_column_of_bins_and_a_flag_is_one_line_in_its_own_units(tmp_path, capsys):
+    draw = random.Random(3)
+    lines = ["city,price,refund,label"]
+    for _ in range(NUM_ROWS):
+        label = int(draw.random() < 0.3)
+        refund = "" if label else round(9 * draw.random(), 3)
+        lines.append(f"{draw.choice('abc')},{draw.randrange(20, 90)},{refund},{label}")
+    (tmp_path / "rows.csv").write_text("\n".join(lines) + "\n")
+    spec = resolve({"data": {"kind": "prepared", "path": str(tmp_path / "prepared"), "label": "label",
+                             "prepare": {"input": str(tmp_path / "rows.csv")}}})
+    names = prepare_from_spec(spec).manifest.layout.dense
+    assert {"price_bin_5", "refund_bin_2", "refund_missing"} < set(names)
+    assert run(["data", "check", str(tmp_path / "prepared"), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    found = {one["column"]: one for one in report["columns"]}
+    assert list(found) == ["label", "price", "refund", "city"]
+    assert (found["price"]["spread"], found["price"]["num_values"]) == ("20 … 89", 70)
+    assert found["price"]["auc_alone"] < 0.6
+    assert found["refund"]["auc_alone"] == 1  # by the flag alone: a missing refund counts as the mean
+    assert [one["where"] for one in report["hints"]] == ["refund"]
+    spec = resolve_from_data(spec)
+    assert leak_note(list(describe_columns(open_source(spec), spec))) == \
+        "refund (AUC 1.0000) alone predicts the label of held-out rows"

@@ -16,12 +16,12 @@ from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.trainers.torch.scoring.cpu_model import ExportedModel
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+@pytest.fixture(scope="module", params=["standardize", "piecewise_linear"])
+def exported(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("reference")
     rows = draw_rows(1_500, 7)
     train, later = write_csv(folder / "train.csv", rows), write_csv(folder / "later.csv", rows[:40])
-    spec = prepared_spec(folder, train, later, features={"numbers": "standardize"})
+    spec = prepared_spec(folder, train, later, features={"numbers": request.param})
     return rows, open_artifact(export_run(save_run(spec).uri, str(folder / "at")).uri)
 
 
@@ -47,6 +47,17 @@ def test_raw_rows_of_training_are_counted_as_the_reference_is(exported):
     is_none = [row[3] in ("", "nan") for row in rows]
     assert price.labels[0] == "missing"
     assert price.counts[0] == sum(is_none)
+    cells = sorted(float(row[3]) for row, missing in zip(rows, is_none, strict=True) if not missing)
+    assert float(price.labels[1].removeprefix("up to ")) == pytest.approx(cells[len(cells) // 10], rel=0.05)
+
+
+def test_a_reference_that_has_each_bin_as_a_column_counts_no_rows_for_them(exported):
+    rows, artifact = exported
+    reference, column = artifact.reference, artifact.reference.columns[0]
+    other = reference.model_copy(update={"columns": (column.model_copy(update={"name": "price_bin_1"}),)})
+    raw = RequestScorer(artifact, None).parse(JsonColumns([dict(zip(COLUMNS, row, strict=True)) for row in rows[:9]]))
+    counts, = other.count(artifact.encoder.encode(raw), artifact.encoder, np.random.default_rng(0))
+    assert counts.tolist() == [0] * len(column.counts)
 
 
 def test_no_value_of_the_rows_is_in_the_reference(exported):

@@ -7,20 +7,21 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import cached_property, lru_cache, partial
 from itertools import accumulate, groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from embark.data.loader import Batch
-from embark.data.prepared.manifest import Manifest, Part, label_columns_of
+from embark.data.prepared.manifest import NUMBERS, Manifest, Part, label_columns_of
 from embark.data.prepared.order import BlockSlice, EpochOrder, Shuffle, block_table, row_key, row_order
 from embark.data.prepared.parts import Parts
 from embark.data.task_labels import task_labels
 from embark.errors import DataError
 from embark.features.arrays import Array, Bytes, Int32s, Int64s, ragged_positions
 from embark.features.layout import REPAIR, Block, Layout
+from embark.features.numbers import Numbers, read_numbers
 from embark.formatting import shortlist
 from embark.spec.data import DataSpec
 from embark.spec.model import Table
@@ -63,7 +64,7 @@ class PreparedSource:
     ) -> None:
         self.layout: Layout = manifest.layout
         self._tasks, self._label_columns = tasks, label_columns_of(manifest)
-        self._fingerprint = manifest.fingerprint()
+        self._fingerprint, self._numbers = manifest.fingerprint(), manifest.settings.get(NUMBERS, [])
         self._data, self._parts, self._allocate = data, parts, allocate or partial(np.empty, dtype=np.uint8)
         self._shuffle: Shuffle = data.shuffle if data.shuffle != "auto" else (
             "rows" if manifest.num_rows("train") <= _FEW_ROWS else "blocks")
@@ -85,6 +86,11 @@ class PreparedSource:
         self._fixed_lengths = lru_cache(_MOST_ORDERS)(self._selection.fixed_lengths)
         self._buffers: dict[tuple[int, int], Block] = {}
         self._announced = (-1, -1)
+
+    @cached_property
+    def numbers(self) -> Numbers:
+        """How columns became dense values, where these are not the cells by a plain formula."""
+        return read_numbers(self._numbers)
 
     def fingerprint(self) -> str:
         return self._fingerprint

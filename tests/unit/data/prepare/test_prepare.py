@@ -24,7 +24,9 @@ from embark.data.prepare.prepare import prepare, prepare_from_spec
 from embark.data.prepared import MANIFEST, SPLITS, Manifest
 from embark.data.progress import tree_bytes
 from embark.errors import DataError, UserError
+from embark.features.numbers import NumberSample
 from embark.spec import load_spec
+from embark.spec.features import FeaturesSpec
 
 
 @pytest.fixture
@@ -154,6 +156,30 @@ def test_the_size_of_segments_moves_no_row_to_another_split(
         found.append([read_rows(out, manifest, split) for split in SPLITS])
     assert found[0] == found[1] == found[2]
     assert len(found[0][1]) == pytest.approx(200, abs=60)
+
+
+def test_neither_the_segments_nor_the_workers_change_the_state_of_numbers(
+    criteo, make_spec, inputs, tmp_path, monkeypatch
+):
+    monkeypatch.setattr("embark.features.numbers.MAX_SAMPLE_ROWS", 1024)
+    (tmp_path / "day_0").write_bytes(b"\n".join(criteo.lines(4000)) + b"\n")
+    features = FeaturesSpec(numbers="standardize", missing_flags=True)
+    states, sampled, write = [], [0], NumberSample.write
+
+    def counted(sample: NumberSample, path: Path) -> None:
+        sampled[-1] += len(sample.draws)
+        write(sample, path)
+
+    monkeypatch.setattr(NumberSample, "write", counted)
+    for segment_bytes in (30_000, 100_000, 8 << 20):
+        monkeypatch.setattr(prepare_module, "MIN_SEGMENT_BYTES", segment_bytes)
+        sampled.append(0)
+        spec = make_spec({"ids": "hash"}).model_copy(update={"features": features})
+        manifest = run(spec, criteo.schema(100), inputs, "day_0", tmp_path / f"out-{segment_bytes}")
+        states.append(manifest.settings["numbers"])
+    assert states[0] == states[1] == states[2]
+    assert len(states[0]) == 13
+    assert 1024 == sampled[3] < sampled[1] < 3_400  # rows of all segments together
 
 
 def test_lists_and_words_of_a_csv_keep_their_rows(make_spec, inputs, tmp_path, read_rows):

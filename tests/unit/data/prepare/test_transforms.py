@@ -7,13 +7,17 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from embark.data.prepare.inputs import InputFile
 from embark.data.prepare.rows import Segment
 from embark.data.prepare.splits import assign_splits, check_splits
 from embark.errors import DataError
-from embark.features.numbers import MAX_SPLIT_ROWS, Numbers, NumberSample, fit_numbers, fixed_numbers
+from embark.features.made import _MAX_COMPARED, bucket_ids
+from embark.features.numbers import MAX_SPLIT_ROWS, DrawnRows, Numbers, NumberSample, fit_numbers, fixed_numbers
 from embark.features.rows import RawRows
+from embark.features.schema import Schema, SparseColumn
 from embark.spec.features import FeaturesSpec
 
 
@@ -155,3 +159,65 @@ def test_a_sample_is_the_same_however_rows_are_cut():
     assert np.array_equal(whole.draws, joined.draws)
     assert np.array_equal(whole.dense, joined.dense, equal_nan=True)
     assert whole.num_missing.tolist() == joined.num_missing.tolist() == [0, 1]
+
+
+def test_segments_leave_the_sample_of_all_rows_without_the_rows_that_earlier_ones_keep_out(monkeypatch):
+    monkeypatch.setattr("embark.features.numbers.MAX_SAMPLE_ROWS", 1024)
+    cells = np.random.default_rng(0).normal(size=(20_000, 3)).astype(np.float32)
+    drawn, parts = DrawnRows(), [NumberSample.none(3)]
+    for start in (*range(0, 20_000, 500), 500):  # one of them again, as after a failure
+        rows = np.arange(start, start + 500)
+        parts.append(NumberSample.of(3, 0, rows, cells[rows], drawn.highest))
+        drawn.add(parts[-1])
+    whole, joined = NumberSample.of(3, 0, np.arange(20_000), cells), NumberSample.join(parts[:-1])
+    assert len(whole.draws) == 1024
+    assert np.array_equal(whole.draws, joined.draws)
+    assert np.array_equal(whole.dense, joined.dense)
+    assert drawn.highest == whole.highest
+    assert sum(len(part.draws) for part in parts) < 6_000
+
+
+ANY_CELLS = st.floats(width=32, allow_nan=True, allow_infinity=True)
+
+
+@given(st.lists(st.tuples(*[ANY_CELLS] * 6), min_size=1, max_size=40), st.booleans(), st.sampled_from([1, 2, 1 << 12]))
+def test_a_row_has_the_same_bits_alone_and_among_others(rows, all_flags, slab_rows):
+    cells = np.array([*rows, [-0.0] * 6], np.float32)
+    columns = {f"x{at}": {"transform": how, "missing_flag": all_flags or at == 1} for at, how in enumerate(
+        ("standardize", "log", "mlperf", "quantiles", "clip", "none" if all_flags else "piecewise_linear"))}
+    columns["x4"] |= {"min": 0.0}
+    sample = NumberSample.of(1, 0, np.arange(len(cells)), cells)
+    with np.errstate(all="ignore"), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("embark.features.numbers._SLAB_ROWS", slab_rows)
+        numbers = fit_numbers(FeaturesSpec.model_validate({"columns": columns}), [*columns], sample, may_add=True)
+        before = cells.copy()
+        together = numbers.encode(cells)
+        assert cells.tobytes() == before.tobytes()
+        alone = [numbers.encode(row[None]) for row in cells]
+    assert together.tobytes() == np.concatenate(alone).tobytes()
+    assert math.copysign(1, together[-1, numbers.names.index("x4")]) == 1
+
+
+@pytest.mark.parametrize("num", [0, 1, 15, _MAX_COMPARED, _MAX_COMPARED + 1, 300])
+def test_a_bucket_begins_with_its_boundary_and_a_missing_number_has_none(num):
+    bounds = tuple(float(bound) for bound in range(num))
+    column = SparseColumn("b", "bucket", rows=num + 2, parts=("x",), buckets=(bounds,))
+    schema = Schema("csv", "label", ("x",), (column,), ("label", "x"))
+    cells = np.array([[-1.0, -0.0, 0.0, 0.5, 1.0, num - 1, num, math.inf, -math.inf, math.nan]], np.float32).T
+    wanted = [0 if math.isnan(cell) else 1 + sum(bound <= cell for bound in bounds) for cell in cells[:, 0]]
+    assert bucket_ids(column, schema, cells).tolist() == wanted
+
+
+def test_a_column_has_its_cells_however_many_dense_values_it_has():
+    cells = np.array([[-9, 3, 40, math.nan, 7.25, 1e6], [5, math.nan, 1, 2, 3, 4]], np.float32).T
+    columns = {"x": {"transform": "piecewise_linear", "missing_flag": True}, "y": {"transform": "none"}}
+    sample = NumberSample.of(1, 0, np.arange(101), np.stack([np.arange(101)] * 2, axis=1).astype(np.float32))
+    numbers = fit_numbers(FeaturesSpec.model_validate({"columns": columns}), ["x", "y"], sample, may_add=True)
+    dense = np.column_stack([numbers.encode(cells.copy()), np.arange(6)])
+    (x, cells_of_x, flag), (y, cells_of_y, none), (count, counts, _) = numbers.by_column(
+        (*numbers.names, "user_count"), dense)
+    assert (x, y, none, count) == ("x", "y", None, "user_count")
+    assert cells_of_x.tolist() == pytest.approx([0, 3, 40, 50, 7.25, 100], rel=1e-6)
+    assert flag.tolist() == [0, 0, 0, 1, 0, 0]
+    assert cells_of_y.tolist() == dense[:, -2].tolist()
+    assert counts.tolist() == list(range(6))
