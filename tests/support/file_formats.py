@@ -78,7 +78,7 @@ FORMATS = (
                ("launch/backends/machines.py",), "refused"),
     FileFormat("version mark", "MODEL/version-N/commit.json", "export, publish",
                "score, serve, rollback, publish, export", ("store/checkpoint_store.py",), "the version is refused"),
-    FileFormat("artifact", "MODEL/version-N/artifact.json", "export, publish",
+    FileFormat("artifact", "MODEL/version-N/artifact.json, RUN/FORMAT/artifact.json", "export, publish",
                "score, serve, rollback, publish, export", ("export/artifact.py",), "the version is refused"),
     FileFormat("tensors", "MODEL/version-N/weights.safetensors, id_maps.safetensors, items.safetensors",
                "export, publish", "score, serve, publish", ("export/safetensors_file.py",), "the version is refused"),

@@ -13,11 +13,12 @@ from embark.formatting import format_bytes, pluralize
 if TYPE_CHECKING:
     from embark.data.export.parquet_files import ParquetFiles
     from embark.export.export_run import ExportResult
+    from embark.trainers.torch.scoring.portable_model import PortableResult
 
 ALLOWED = {
     "": {"--to", "--tables", "--step", "--delta"},
     "--embeddings": {"--only", "--step", "--force"}, "--ids": {"--only", "--force"},
-    "--splits": {"--force"},
+    "--splits": {"--force"}, "--format": {"--to", "--step", "--force"},
 }
 """What is written → the options that apply to it; the empty name is an artifact."""
 
@@ -25,7 +26,7 @@ ALLOWED = {
 def export(
     run: str, /, *, to: str = "", tables: Literal["fp32", "fp16", "int8", "int4"] | None = None,
     step: Annotated[int | None, Parameter(show_default=False)] = None, delta: Flag = False,
-    embeddings: str = "", ids: str = "", splits: str = "",
+    format: Literal["aoti", "triton", "onnx"] | None = None, embeddings: str = "", ids: str = "", splits: str = "",
     only: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (), force: Flag = False,
     console: Console = Console(),
 ) -> None:
@@ -47,6 +48,9 @@ def export(
         The checkpoint of this step.
     delta
         Write only the rows and weights that differ from the current version; a full version where these are many.
+    format
+        Write the model for a runtime without Embark into a folder, default RUN/FORMAT: a package of torch (`aoti`), a
+        model repository of Triton, or ONNX.
     embeddings
         Write the embedding vectors to this folder, with the columns value (as in your data), id, vector.
     ids
@@ -56,12 +60,12 @@ def export(
     only
         Write only this table, with --embeddings or --ids. Repeatable.
     force
-        Replace existing files, with --embeddings, --ids or --splits.
+        Replace existing files, with --embeddings, --ids, --splits or --format.
     """
     given = {"--to": to, "--tables": tables, "--step": step is not None, "--delta": delta, "--only": only,
              "--force": force}
     kinds = [kind for kind, value in (("--embeddings", embeddings), ("--ids", ids),
-                                      ("--splits", splits)) if value] or [""]
+                                      ("--splits", splits), ("--format", format)) if value] or [""]
     extra = [*kinds[1:], *(flag for flag, value in given.items() if value and flag not in ALLOWED[kinds[0]])]
     if extra:
         raise UserError(f"{extra[0]} does not apply to {kinds[0] or 'an artifact, which is always a new version'}",
@@ -79,11 +83,17 @@ def export(
             from embark.data.export.row_splits import write_splits
 
             files = write_splits(run, splits, force=force)
+        elif format:
+            from embark.trainers.torch.scoring.portable_model import export_portable
+
+            portable = export_portable(run, to, format=format, step=step, force=force)
         else:
             from embark.trainers import export_run
 
             result = export_run(run, to, tables=tables or "fp32", step=step, delta=delta)
-    if kinds != [""]:
+    if format:
+        console.show(portable, _render_portable)
+    elif kinds != [""]:
         console.show(files, _render_files)
     else:
         console.show(result, _render)
@@ -109,6 +119,13 @@ def _render(console: Console, result: ExportResult) -> None:
         console.text(f"Servers cannot report drift: {result.why_no_reference}.")
     console.text(f"Score rows with: embark score {result.uri} ROWS.csv --to scores.parquet"
                  + (f" --model-file {result.model_file}" if result.model_file else ""))
+
+
+def _render_portable(console: Console, result: PortableResult) -> None:
+    console.result(f"wrote {result.path}: {result.run}, step {result.step:,}, for the {result.device} of this machine "
+                   f"by torch {result.torch}")
+    if result.runtime == "program":
+        console.text(f"There is no C++ compiler: {result.file} is not compiled, and torch.export.load opens it.")
 
 
 def _render_files(console: Console, result: ParquetFiles) -> None:

@@ -391,6 +391,14 @@ def open_artifact(
     return found
 
 
+def open_features(folder: str) -> Artifact:
+    """Open how raw rows are encoded, beside a model that `embark export --format` wrote; it has no weights."""
+    path = Path(folder)
+    found = Artifact(folder, 0, path, _read_info(path / INFO), 0)
+    _check_ids(found)
+    return found
+
+
 def fetch_version(
     uri: str, version: int | VersionId | None = None, have: str = "", *, identity: str = "",
 ) -> VersionId:

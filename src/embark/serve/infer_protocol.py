@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.export.outputs import Output, answer_of, outputs_of, tensors_of
 from embark.features.schema import TIME_ROWS, Schema
-from embark.serve.outputs import Output, answer_of, outputs_of, tensors_of
 from embark.serve.raw_tensors import RawLayout, RawTensors
 from embark.serve.request_rows import JsonColumns, Scores, TensorColumns, check_shared
 from embark.serve.tensors import read_tensor, tensor_columns

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from embark.errors import DataError, EmbarkError, Fault
 from embark.export.artifact import Artifact
+from embark.export.outputs import Row
 from embark.features.arrow.row_parser import Location, RowParser, json_array
 from embark.features.rows import NumberRows, RawRows
-from embark.serve.outputs import Row
 from embark.serve.score_file import NOT_FINITE
 from embark.values import JsonMap, frozen
 

@@ -18,12 +18,14 @@ from embark.data.prepare.later_rows import schema_in
 from embark.data.prepare.sampling import CRITEO_COLUMNS
 from embark.data.prepare.tasks import open_reader
 from embark.errors import DataError, UserError, nearest
-from embark.export.artifact import Artifact, RowFormat, open_artifact
+from embark.export.artifact import Artifact, RowFormat, open_artifact, open_features
+from embark.export.outputs import outputs_of
+from embark.export.portable import input_arrays
 from embark.features.arrow.cells import as_utf8, is_text, normalize_array
 from embark.features.arrow.row_parser import Location, RowParser
+from embark.features.layout import Rows
 from embark.features.rows import MAX_QUOTED, RawRows
 from embark.features.schema import Schema
-from embark.serve.outputs import outputs_of
 from embark.spec.data import PrepareSpec
 from embark.values import JsonDict, frozen
 
@@ -73,6 +75,24 @@ def score_file(
         num_scored=scoring.num_scored, reasons=dict(scoring.reasons.most_common()), examples=tuple(scoring.examples),
         num_lists_cut=scoring.num_lists_cut,
         mean_score=scoring.total / scoring.num_scored if scoring.num_scored else None)
+
+
+def model_inputs(exported: str, rows: str) -> dict[str, NDArray[Any]]:
+    """Return the tensors that the model in a folder of `embark export --format` takes for the raw rows at `rows`, by
+    their names in features.json. A row that cannot be read is an error."""
+    opened, parts = open_features(exported), list[Rows]()
+
+    def encode(raw: RawRows) -> NDArray[np.float32]:
+        parts.append(opened.encoder.encode(raw))
+        return np.zeros(len(raw), np.float32)
+
+    scoring = _Scoring(opened, *open_inputs(rows), (), encode)
+    for _ in scoring.batches():
+        pass
+    if scoring.reasons:
+        raise DataError(f"{rows}: {scoring.num_rows - scoring.num_scored} of {scoring.num_rows} rows cannot be read: "
+                        f"{'; '.join(scoring.examples or scoring.reasons)}", fix="leave them out")
+    return input_arrays(opened.info, Rows.join(parts))
 
 
 @dataclass(slots=True)

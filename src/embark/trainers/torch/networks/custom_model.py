@@ -96,7 +96,7 @@ def logits_of(network: nn.Module, dense: Tensor, *inputs: Any, tasks: tuple[Task
     arguments = "dense, pooled, sequences" if len(inputs) > 1 else "dense, pooled"
     with user_call(location_of(type(network).forward), f"forward(self, {arguments})"):
         logits = network(dense, *inputs)
-    num_samples = len(dense)
+    num_samples = dense.shape[0]  # `len` would make it a constant of an exported model.
     if tasks:
         return _logits_of_tasks(network, logits, num_samples, tasks)
     if not isinstance(logits, Tensor) or logits.shape not in ((num_samples,), (num_samples, 1)):

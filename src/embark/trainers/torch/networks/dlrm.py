@@ -112,8 +112,8 @@ class PairwiseDots(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:
         if self.num_vectors == 1:
             return vectors[:, 0, :0]
-        if isinstance(vectors, torch.fx.Proxy):
-            # Traced for serving: plain operations, which TorchScript can hold.
+        if isinstance(vectors, torch.fx.Proxy) or torch.compiler.is_compiling():
+            # Traced for serving: plain operations, which TorchScript and an exported program can hold.
             return torch.bmm(vectors, vectors.transpose(1, 2)).flatten(1).index_select(1, self.pair_cells)
         vectors = _as_autocast(vectors)
         if vectors.device.type == "cpu" and vectors.dtype == torch.float32 and not torch.is_grad_enabled():

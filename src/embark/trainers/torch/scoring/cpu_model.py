@@ -21,7 +21,7 @@ from embark.errors import DataError
 from embark.export.artifact import DENSE, Artifact, ArtifactInfo
 from embark.export.quantize import TableDtype, row_format
 from embark.features.rows import NumberRows, RawRows
-from embark.spec.model import CANDIDATE, Table
+from embark.spec.model import CANDIDATE, ModelSpec, Table
 from embark.spec.user_code import user_error
 from embark.store.checkpoint_arrays import table_weight
 from embark.trainers.torch.networks import dense_network
@@ -50,7 +50,7 @@ class ExportedModel:
         info = artifact.info
         self._tasks = info.model.tasks
         self._encoder = artifact.encoder
-        self._dense = load_network(artifact, model_file)
+        self._dense = load_network(artifact, artifact.model_with_code(model_file))
         try:
             self._open_tables(artifact)
         except KeyError as error:
@@ -183,7 +183,7 @@ def _one_table(artifact: Artifact) -> tuple[Lookup, NDArray[np.int64]] | None:
     None where their rows are not alike or do not lie one behind the other in the file.
     """
     tables = artifact.info.model.table_list()
-    arrays = {array.ctypes.data: array for array in (_weight(artifact, table) for table in tables)}
+    arrays = {array.ctypes.data: array for array in (weight_of(artifact, table) for table in tables)}
     first_rows, num_rows = {}, 0
     start = min(arrays)
     for address, array in sorted(arrays.items()):
@@ -192,10 +192,10 @@ def _one_table(artifact: Artifact) -> tuple[Lookup, NDArray[np.int64]] | None:
         first_rows[address], num_rows = num_rows, num_rows + len(array)
     rows = np.lib.stride_tricks.as_strided(arrays[start], (num_rows, arrays[start].shape[1]))
     return Lookup(rows, artifact.info.tables, tables[0]), np.array(
-        [first_rows[_weight(artifact, table).ctypes.data] for table in tables])
+        [first_rows[weight_of(artifact, table).ctypes.data] for table in tables])
 
 
-def _weight(artifact: Artifact, table: Table) -> NDArray[Any]:
+def weight_of(artifact: Artifact, table: Table) -> NDArray[Any]:
     is_sequence = any(stored.is_sequence for stored in artifact.info.model.stored_tables()
                       if stored.name == table.weights)
     weight = artifact.weights[table_weight(table.weights, is_sequence=is_sequence).removeprefix("model.")]
@@ -221,9 +221,8 @@ def num_threads(num: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def load_network(artifact: Artifact, model_file: str) -> nn.Module:
-    """Load the dense network with its weights; `model_file` is the code of a custom model."""
-    model = artifact.model_with_code(model_file)
+def load_network(artifact: Artifact, model: ModelSpec) -> nn.Module:
+    """Load the dense network with its weights; `model` is the artifact's, with the code of a custom one."""
     try:
         network = dense_network(model).eval()
     except Exception as error:
@@ -248,7 +247,7 @@ def positions_of(artifact: Artifact) -> dict[str, int]:
 
 def lookup_of(artifact: Artifact, table: Table) -> Lookup:
     """Return a function that looks up the rows of a feature's ids."""
-    return Lookup(_weight(artifact, table), artifact.info.tables, table)
+    return Lookup(weight_of(artifact, table), artifact.info.tables, table)
 
 
 class Lookup:

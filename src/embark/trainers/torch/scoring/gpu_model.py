@@ -50,7 +50,7 @@ class GpuModel:
         self._identities = artifact.identities  # What its tables hold: the artifact forgets it when its arrays change.
         self._is_gpu = self._device.type == "cuda"
         self.device_name = _device_name(self._device)
-        network = load_network(artifact, model_file)
+        network = load_network(artifact, artifact.model_with_code(model_file))
         if self._is_gpu:
             check_memory(artifact, _free_bytes(), self.device_name)
         self._network, self._pooled_dtype = self._fused(network)
@@ -102,7 +102,7 @@ class GpuModel:
                 artifact.info.rows.layout != before.rows.layout or artifact.info.model != before.model:
             return False
         self._identities = ()  # until all of it is written
-        fresh, _ = self._fused(load_network(artifact, model_file))
+        fresh, _ = self._fused(load_network(artifact, artifact.model_with_code(model_file)))
         with self._lock, torch.inference_mode():
             for folder in artifact.deltas[num_known - 1 :]:
                 self._tables.apply(map_file(folder / DELTA))
