@@ -23,9 +23,9 @@ was seen: rules are chosen on the half `choose`, and `report` is measured with t
 Logistic regression has standardized numbers with a flag for missing ones and one-hot ids, its strength of
 regularization chosen on the validation rows. LightGBM has its defaults and native categories. Columns that are a
 different value in nearly every row are left out for both. Test AUC is a mean over seeds; `se` is the standard error
-of an AUC of so many rows (Hanley and McNeil). `alive`: the units of the bottom MLP that are not the same on all test
-rows, as a share, of the seed with the fewest. `least`: the column with the lowest importance (the drop of the AUC when
-it is permuted) among those with at least 5 % of LightGBM's gain.
+of an AUC of so many rows (Hanley and McNeil). `alive`: the units of the bottom MLP, or of TabM's members, that are not
+the same on all test rows, as a share, of the seed with the fewest. `least`: the column with the lowest importance
+(the drop of the AUC when it is permuted) among those with at least 5 % of LightGBM's gain.
 """
 
 import argparse
@@ -226,29 +226,34 @@ def measured(spec: Any, seed: int, settings: list[str]) -> dict[str, Any]:
 
 
 def share_alive(run: str) -> float | None:
-    """Return the share of the bottom MLP's units that differ between test rows; None without one."""
+    """Return the share of the units of the layers over numbers that differ between test rows: of the bottom MLP, or of
+    all members of TabM, which has none. None without such layers."""
     import torch
 
     from embark.data.evaluation_rows import open_rows
     from embark.run.evaluate_run import loaded
+    from embark.run.evaluation import Evaluation
     from embark.store.checkpoint_inspect import find_trained
     from embark.trainers import open_backend
+
+    lowest, highest = dict[Any, Any](), dict[Any, Any]()
+
+    def look(layer: Any, _: Any, values: Any) -> None:
+        low, high = values.float().amin(dim=0), values.float().amax(dim=0)
+        lowest[layer] = torch.minimum(low, lowest.get(layer, low))
+        highest[layer] = torch.maximum(high, highest.get(layer, high))
 
     trained = find_trained(run)
     with (open_rows(trained.spec, trained.fingerprint, "", "test", run_uri=trained.run_dir.uri) as rows,
           loaded(trained, open_backend(trained.spec), rows) as model):
         network = model.trainer.model.module.dense  # type: ignore[attr-defined]
-        if getattr(network, "bottom", None) is None:
-            return None
-        values = torch.from_numpy(rows.source.eval_rows(0, min(10_000, rows.source.num_eval_samples)).dense)
-        num_units = num_alive = 0
-        with torch.no_grad():
-            for layer in network.bottom:
-                values = layer(values)
-                if not isinstance(layer, torch.nn.Linear):
-                    num_units += values.shape[1]
-                    num_alive += int((values.std(dim=0) > 0).sum())
-        return num_alive / num_units
+        layers = network.after if trained.spec.model.kind == "tabm" else getattr(network, "bottom", None) or ()
+        for layer in layers:
+            if not isinstance(layer, torch.nn.Linear):
+                layer.register_forward_hook(look)
+        Evaluation(rows.source, rows.spec.train.batch_size, model.world).run(model.trainer, model.step, lambda: False)
+        differ = [highest[layer] > lowest[layer] for layer in lowest]
+        return float(torch.cat(differ).double().mean()) if differ else None
 
 
 def standard_error(auc: float, labels: Any) -> float:

@@ -31,6 +31,7 @@ MAX_SAMPLE_ROWS = 1 << 16
 MAX_SPLIT_ROWS = 1 << 18
 """With more training rows a column is split into buckets only where the spec says so: it takes as many values a row."""
 _SLAB_ROWS = 4096  # So few that their columns stay in the processor's cache.
+REPEATED_BUCKETS = 3  # Times as many, where one value stands in more rows than a bucket has.
 LIMIT = 8.0  # Standard deviations from the mean at which a standardized value is cut.
 _SAMPLE = 90_417
 _HEAVY_TAIL = 4.0
@@ -412,6 +413,11 @@ def _fit(features: FeaturesSpec, name: str, cells: NDArray[np.float64], *, has_m
         scale, limit = float(near.std()), LIMIT
     elif transform in ("piecewise_linear", "quantiles"):
         num = (own.num_buckets or features.num_buckets) if transform == "piecewise_linear" else _NUM_RANKS
+        if transform == "piecewise_linear":  # a value of many rows, such as 0, leaves the other rows their buckets
+            once, counts = np.unique(values, return_counts=True)
+            if own.num_buckets is None and features.has_default("num_buckets") and counts.max() * num > len(values):
+                num *= REPEATED_BUCKETS
+            values = np.repeat(once, np.minimum(counts, -(-len(values) // num)))
         edges = np.quantile(values, np.linspace(0, 1, num + 1)).astype(np.float32)
         distinct = np.unique(edges)
         if len(distinct) == 1:  # a constant column still has a value

@@ -11,6 +11,7 @@ from embark.data.prepared.cache import read_manifest
 from embark.data.prepared.manifest import EARLIER
 from embark.errors import UserError
 from embark.spec import RunSpec
+from embark.spec.model import POOLED_KINDS
 from embark.spec.run import DATA, KEY
 from embark.spec.train import SIZES
 from embark.store import Checkpoint, RunDir, find_run, run_uri
@@ -85,15 +86,17 @@ class WarmStart:
 
 
 def with_sizes_of_source(spec: RunSpec) -> RunSpec:
-    """Return the spec with the widths of the run that it begins with, where it leaves them out: other data would suit
-    others. A run that resumes may have outlived that run."""
+    """Return the spec with the kind and the widths of the run that it begins with, where it leaves them out: other data
+    would suit others. A run that resumes may have outlived that run."""
     if not spec.train.warm_start:
         return spec
     try:
         old = WarmStart(spec).checkpoints()[1][0].values.get(KEY)
     except UserError:
         return spec
-    changes = {name: old.get(f"model.{name}") for name in SIZES if isinstance(old, Mapping)}
+    old = old if isinstance(old, Mapping) else {}
+    names = (*SIZES, "kind", "num_members") if old.get("model.kind") in POOLED_KINDS else SIZES
+    changes = {name: old.get(f"model.{name}") for name in names}
     sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()
              if value and name not in spec.model.model_fields_set}
     return spec.changed(model=spec.model.model_copy(update=sizes)) if sizes else spec

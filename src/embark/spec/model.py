@@ -224,7 +224,7 @@ class ModelSpec(Section):
     `finalmlp`, `masknet`, `tabm`: as in their papers (docs/guides/models.md). `two_tower`: retrieval
     (docs/guides/retrieval.md). `din`, `sasrec`, `hstu`: attention over a sequence (docs/guides/sequences.md).
     `my_model:MyModel`: the class `MyModel` of `my_model.py` beside the spec, whose code is run
-    (docs/guides/custom-models.md)."""
+    (docs/guides/custom-models.md). If left out, `tabm` for few rows of numbers and words (docs/guides/tune.md)."""
     code: str = Field(default="", max_length=1_000_000)
     """The text of that file, which travels with the spec; read from the file if empty."""
     num_dense: NonNegativeInt = Field(default=13, le=2**20)
@@ -251,7 +251,7 @@ class ModelSpec(Section):
     num_feature_maps: Width = 16
     """`xdeepfm` only: feature maps of each layer."""
     num_members: PositiveInt = Field(default=16, le=1024)
-    """`tabm` only: MLPs that share their weights."""
+    """`tabm` only: MLPs that share their weights; 8 where `kind` is left out."""
     num_tables: PositiveInt = Field(default=26, le=MAX_TABLES)
     """Number of tables, named `cat_0`, `cat_1`, …; ignored if `tables` is given."""
     rows_per_table: Rows | Annotated[tuple[Rows, ...], Field(strict=False, max_length=MAX_TABLES)] = 100_000

@@ -160,6 +160,8 @@ TABLE_RATE = 0.03  # Row-wise Adagrad's beside it.
 SMALLEST_WIDTH, LARGEST_WIDTH, WIDTH_PER_DIM = 128, 512, 8
 SMALLEST_DIM = 16
 SIZES = ("embedding_dim", "bottom_mlp", "top_mlp")
+MOST_WORDS, MEMBERS = 256, 8  # Rows of a table whose values are words, not ids; and members of TabM there.
+TABM_STEPS_PER_EPOCH, TABM_FULL_RATE_BATCH = 40, 64  # On little data, up to a batch of FULL_RATE_BATCH.
 INIT_RANGE = 0.05  # At most, in tables: √(1 / rows) of few rows gives products that say more than the data.
 MAX_EPOCHS, MAX_SAMPLES = 50, 20_000_000
 EVALS_PER_EPOCH, PATIENCE, LONG_PATIENCE = 2, 4, 8  # Long where an epoch is soon over.
@@ -171,16 +173,18 @@ MAX_WARMUP_STEPS, WARMUP_SHARE = 100, 4
 the model then ignores its dense columns for good. A quarter of an epoch, at most 100 steps, of warm-up prevents it."""
 
 
-def suited_batch(num_train_samples: int) -> int:
+def suited_batch(
+    num_train_samples: int, steps_per_epoch: int = STEPS_PER_EPOCH, largest: int = LARGEST_BATCH
+) -> int:
     """Return a batch size for so many samples: a power of two, unless there are fewer samples than that."""
-    wanted = max(1, num_train_samples // STEPS_PER_EPOCH)
-    suited = min(LARGEST_BATCH, max(SMALLEST_BATCH, 1 << (wanted.bit_length() - 1)))
+    wanted = max(1, num_train_samples // steps_per_epoch)
+    suited = min(largest, max(SMALLEST_BATCH, 1 << (wanted.bit_length() - 1)))
     return max(1, min(suited, num_train_samples))
 
 
-def suited_rate(batch_size: int) -> float:
+def suited_rate(batch_size: int, full_rate_batch: int = FULL_RATE_BATCH) -> float:
     """Return Adam's rate for a batch: fewer, less noisy steps are longer, by the square root of the batch."""
-    return ADAM_RATE * math.sqrt(max(1.0, batch_size / FULL_RATE_BATCH))
+    return ADAM_RATE * math.sqrt(max(1.0, batch_size / full_rate_batch))
 
 
 def suited_sizes(num_train_samples: int) -> dict[str, Any]:
@@ -202,15 +206,21 @@ def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples:
         if train.dense_optimizer == "adam" and named.isdisjoint(RATES):
             changes["dense_learning_rate"] = ADAM_RATE
         return _changed(spec, changes)
-    if "batch_size" not in named:
-        changes["batch_size"] = suited_batch(num_train_samples)
-    batch_size = changes.get("batch_size", train.batch_size)
     is_own_data = spec.data.kind != "synthetic"
-    if is_own_data and named.isdisjoint({*RATES, "optimizer", "dense_optimizer"}):
-        changes |= {"dense_optimizer": "adam", "learning_rate": TABLE_RATE,
-                    "dense_learning_rate": suited_rate(batch_size),
-                    **({} if "dense_init" in named else {"dense_init": "centered"})}
+    is_free = is_own_data and named.isdisjoint({*RATES, "optimizer", "dense_optimizer"})
+    suited, full_rate_batch = suited_batch(num_train_samples), FULL_RATE_BATCH
+    if is_free:
         spec = _with_suited_model(spec, num_train_samples)
+        if spec.model.kind == "tabm" and num_train_samples < LARGEST_WIDTH**2:
+            suited = suited_batch(num_train_samples, TABM_STEPS_PER_EPOCH, FULL_RATE_BATCH)
+            full_rate_batch = TABM_FULL_RATE_BATCH
+    if "batch_size" not in named:
+        changes["batch_size"] = suited
+    batch_size = changes.get("batch_size", train.batch_size)
+    if is_free:
+        changes |= {"dense_optimizer": "adam", "learning_rate": TABLE_RATE,
+                    "dense_learning_rate": suited_rate(batch_size, full_rate_batch),
+                    **({} if "dense_init" in named else {"dense_init": "centered"})}
     elif named.isdisjoint(RATES) and train.dense_optimizer == "adam":
         changes["dense_learning_rate"] = ADAM_RATE
     elif train.dense_optimizer == "adagrad" and spec.model.num_dense > 0 and named.isdisjoint({*RATES, "warmup_steps"}):
@@ -226,6 +236,8 @@ def _with_suited_model(spec: RunSpec, num_train_samples: int) -> RunSpec:
     model, changes = spec.model, dict[str, Any]()
     if model.kind not in POOLED_KINDS:
         return spec
+    if suits_members(spec) and num_train_samples < LARGEST_WIDTH**2:
+        changes |= {"kind": "tabm", "num_members": MEMBERS}
     left_out = {name: size for name, size in suited_sizes(num_train_samples).items()
                 if name not in model.model_fields_set}
     if any(table.dim for table in model.tables):
@@ -236,6 +248,16 @@ def _with_suited_model(spec: RunSpec, num_train_samples: int) -> RunSpec:
         changes["tables"] = tables
     changes |= left_out
     return spec.model_copy(update={"model": model.model_copy(update=changes)}) if changes else spec
+
+
+def suits_members(spec: RunSpec) -> bool:
+    """Tell whether a spec that names no kind has prepared rows of numbers and words: members that share their weights
+    learn more from those than products of vectors, which ids need."""
+    model, place = spec.model, spec.place
+    is_of_jax = place.device in ("jax", "tpu") or place.target == "tpu-vm"
+    return (spec.data.kind == "prepared" and model.num_dense > 0 and not is_of_jax
+            and model.model_fields_set.isdisjoint({"kind", "bottom_mlp", "tasks"})
+            and all(table.rows <= MOST_WORDS for table in model.table_list()))
 
 
 def _until_it_no_longer_improves(spec: RunSpec, num_train_samples: int, batch_size: int) -> dict[str, Any]:

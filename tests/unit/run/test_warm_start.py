@@ -81,6 +81,20 @@ def test_a_run_has_the_sizes_of_the_one_it_begins_with(months, january):
     assert sizes("not-there") == (64, (512, 256), (512, 256))
 
 
+@pytest.mark.parametrize(("sets", "kind"), [
+    (("model.kind=tabm", "model.num_members=2"), "tabm"), (("model.kind=wide_deep",), "wide_deep")])
+def test_a_run_has_the_kind_of_the_one_it_begins_with(months, tmp_path, sets, kind):
+    source = trained(tmp_path, "name=first", "train.num_steps=1", *sets, prepared(months, "january"))[0]["run_dir"]
+
+    def model_of(**model: object):
+        return with_sizes_of_source(resolve({"model": model, "train": {"warm_start": source}})).model
+
+    found = model_of()
+    assert found.kind == kind
+    assert found.num_members == (2 if kind == "tabm" else 16)
+    assert model_of(kind="dcnv2").kind == "dcnv2"
+
+
 @pytest.fixture
 def old(january, tmp_path) -> str:
     """That run, to be spoilt."""

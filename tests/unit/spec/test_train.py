@@ -116,6 +116,24 @@ def test_sizes_that_a_spec_names_stay():
         {"name": "a", "rows": 9, "pooling": "none", "max_length": 5}, {"name": "b", "shares": "a"}]).embedding_dim == 64
 
 
+@pytest.mark.parametrize(("num_train", "model", "kind"), [
+    (4_000, {}, "tabm"), (262_143, {}, "tabm"), (262_144, {}, "dlrm"),
+    (4_000, {"kind": "dlrm"}, "dlrm"), (4_000, {"kind": "dcnv2"}, "dcnv2"), (4_000, {"bottom_mlp": [8]}, "dlrm"),
+    (4_000, {"num_dense": 0}, "dlrm"), (4_000, {"tasks": [{"name": "stars"}]}, "dlrm"),
+    (4_000, {"tables": [{"name": "a", "rows": 257}]}, "dlrm")])
+def test_few_rows_of_numbers_and_words_have_members_unless_the_spec_says(num_train, model, kind):
+    assert model_of(num_train, **{"tables": [{"name": "a", "rows": 256}], **model}).kind == kind
+
+
+@pytest.mark.parametrize("changes", [
+    {"place": {"device": "jax"}}, {"place": {"device": "tpu"}}, {"train": {"learning_rate": 0.1}},
+    {"data": {"kind": "columns", "path": "rows", "dense_columns": [f"d{i}" for i in range(13)]}}])
+def test_jax_named_rates_and_other_data_keep_the_kind(changes):
+    tables = [{"name": "a", "rows": 9}]
+    spec = resolve({"name": "a", "data": OWN, "model": {"tables": tables}, **changes})
+    assert with_train_defaults(spec, 4_000).model.kind == "dlrm"
+
+
 def test_small_tables_of_own_data_begin_with_small_values():
     tables = [{"name": "a", "rows": 3}, {"name": "b", "rows": 400}, {"name": "c", "rows": 3, "init_range": 0.5}]
     assert [table.init_range for table in model_of(4_000, tables=tables).tables] == [0.05, None, 0.5]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -136,6 +137,13 @@ def test_piecewise_linear_says_how_far_a_number_is_through_each_bin():
     numbers = fitted([0, 1, 2, 3, 4], numbers="piecewise_linear", num_buckets=2)
     assert numbers.names == ("x_bin_1", "x_bin_2")
     assert encoded(numbers, -9, 1, 2, 3, 9) == [[0, 0], [0.5, 0], [1, 0], [1, 0.5], [1, 1]]
+
+
+def test_a_value_of_most_rows_takes_one_bucket_of_many():
+    numbers = fitted([0] * 900 + list(range(1, 101)), numbers="piecewise_linear", num_buckets=8)
+    edges = numbers.codes[0].boundaries
+    assert len(edges) >= 5
+    assert max(second - first for first, second in pairwise(edges)) < 40
 
 
 def test_quantiles_are_the_share_of_rows_below():
