@@ -1,8 +1,6 @@
 """A cluster that Slurm manages: the run as a batch script, which starts itself again by exit code."""
 
 import base64
-import math
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from embark.catalog import load_catalog
@@ -59,37 +57,13 @@ def encode(spec: RunSpec) -> str:
 def script(job: Job, about: str = "", search: Search | None = None) -> str:
     saved = [row.code for row in EXITS if row.code == ExitCode.PREEMPTED]
     faults = [row.code for row in EXITS if row.must_retry and row.code not in saved]
-    array = [f"--array=0-{search.num_jobs - 1}"] if search else []
     return render_template(
-        "slurm/slurm_job.sh.j2", about=Shell(header(about)), job=job, place=job.place,
-        options=[*options(job), *array], settings=settings(job), spec_variable=SPEC_VARIABLE,
+        "slurm/slurm_job.sh.j2", about=Shell(header(about)), job=job, place=job.place, search=search,
+        grace_s=grace_s(job), settings=settings(job), spec_variable=SPEC_VARIABLE,
         spec=encode(search.spec if search else job.spec), setup=job.place.slurm.setup,
         job_id=Shell(ONE_OF_ARRAY if search else "$SLURM_JOB_ID"), max_threads=MAX_THREADS, words=_srun(job, search),
         raised=RAISED, first_raised=RAISED + min(FINAL), final_codes=_pattern(FINAL), saved_codes=_pattern(saved),
         fault_codes=_pattern(faults), max_faults=RETRIES_PER_NODE * job.num_nodes, good_s=GOOD_S)
-
-
-def options(job: Job) -> Iterator[str]:
-    """Yield what `sbatch` is asked for."""
-    place, slurm = job.place, job.place.slurm
-    yield f"--job-name={job.name}"
-    yield f"--nodes={job.num_nodes}"
-    yield "--ntasks-per-node=1"
-    if job.machine.num_gpus:
-        yield f"--gpus-per-node={job.num_processes}"
-    yield "--exclusive" if slurm.cpus_per_node is None else f"--cpus-per-task={slurm.cpus_per_node}"
-    if slurm.memory_gib is not None:
-        yield f"--mem={slurm.memory_gib}G"
-    elif slurm.cpus_per_node is None:
-        yield "--mem=0"
-    if place.max_hours is not None:
-        yield f"--time={math.ceil(place.max_hours * 60)}"
-    yield f"--signal=B:TERM@{grace_s(job)}"
-    yield from ("--requeue", "--open-mode=append", "--output=%x-%j.log")
-    for name in ("partition", "account", "qos", "constraint"):
-        if value := getattr(slurm, name):
-            yield f"--{name}={value}"
-    yield from slurm.options
 
 
 def grace_s(job: Job) -> int:

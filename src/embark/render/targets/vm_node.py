@@ -14,7 +14,6 @@ from embark.render.wheel import WHEELS, fetch_text, wheel_requirement
 ACR = re.compile(r"(?P<registry>[a-z0-9]+)\.azurecr\.io/")
 TOKEN = ("http://169.254.169.254/metadata/identity/oauth2/token?api-version=2018-02-01"
          "&resource=https%3A%2F%2Fmanagement.azure.com%2F")
-NO_USER = "00000000-0000-0000-0000-000000000000"  # The user name with which Azure's registries accept a token.
 ECR = re.compile(r"(?P<account>\d{12})\.dkr\.ecr\.(?P<region>[a-z0-9-]+)\.amazonaws\.com/(?P<name>[^:@]+)")
 FOLDER = "/etc/embark"
 STATE = "/var/lib/embark"
@@ -49,7 +48,7 @@ def setup_program(job: Job, wheels: str = "") -> str:
                 [wheel_requirement(wheels or WHEELS, "cloud,columns,tensorboard")]]
     fetch_wheel = "" if wheels or job.place.image else fetch_text(job)
     return job_text("vm_setup.sh.j2", job, state=STATE, venv=VENV, pip_arguments=packages, fetch_wheel=fetch_wheel,
-                    registry_login=login_text(job.image).rstrip("\n"))
+                    ecr=ECR.match(job.image), is_acr=ACR.match(job.image), token_url=TOKEN)
 
 
 def node_program(job: Job, find_rank: str) -> str:
@@ -104,35 +103,14 @@ def _settings(job: Job) -> list[Setting]:
 
 
 def _docker(job: Job) -> list[str]:
-    words: list[str] = [
-        "docker", "run", "--rm", "--name", "embark", "--gpus", "all", "--network", "host", "--ipc", "host",
-        "--ulimit", "memlock=-1", "--ulimit", "nofile=1048576", "--stop-timeout", str(grace_s(job)),
-        "--volume", f"{FOLDER}:{FOLDER}:ro", "--volume", f"{STATE}:/scratch", "--workdir", "/scratch",
-        "--env", "HOME=/scratch",
-    ]
+    words = (f"docker run --rm --name embark --gpus all --network host --ipc host --ulimit memlock=-1 "
+             f"--ulimit nofile=1048576 --stop-timeout {grace_s(job)} --volume {FOLDER}:{FOLDER}:ro "
+             f"--volume {STATE}:/scratch --workdir /scratch --env HOME=/scratch").split()
     if job.location.has_fabric and job.num_nodes > 1:
         words.append(option("--device", "/dev/infiniband"))
     for setting in _settings(job):
         words += ["--env", setting.name]
     return words
-
-
-def login_text(image: str) -> str:
-    """Shell text that logs docker in by the machine's own identity; empty for a registry that needs no login."""
-    if found := ECR.match(image):
-        return (f"aws ecr get-login-password --region {quote(found['region'])} |\n"
-                f"  docker login --username AWS --password-stdin {quote(image.partition('/')[0])}\n")
-    host = image.partition("/")[0]
-    if host.endswith("-docker.pkg.dev"):
-        return f"gcloud auth configure-docker {quote(host)} --quiet\n"
-    if ACR.match(image):
-        return (f"curl -fsS --header Metadata:true '{TOKEN}' |\n"
-                "  sed -E 's/.*\"access_token\":\"([^\"]+)\".*/\\1/' |\n"
-                f"  curl -fsS --data grant_type=access_token --data service={host} --data-urlencode access_token@- "
-                f"https://{host}/oauth2/exchange |\n"
-                "  sed -E 's/.*\"refresh_token\":\"([^\"]+)\".*/\\1/' |\n"
-                f"  docker login --username {NO_USER} --password-stdin {host}\n")
-    return ""
 
 
 def acr_name(image: str) -> str:
