@@ -130,6 +130,7 @@ NO_FILES = {
     "plan/serving.py": "measurements that come with Embark",
     "plan/workload.py": "the answer of a process that it starts, in a temporary folder",
     "rehearse/stream.py": "responses of a server that it starts",
+    "render/targets/vertex.py": "a manifest that it has rendered",
     "render/wheel.py": "pyproject.toml of Embark's clone",
     "run/preemption_notices.py": "notices of the clouds' metadata services",
     "serve/infer_protocol.py": "requests",
