@@ -102,13 +102,13 @@ def describe_columns(source: SampleSource, spec: RunSpec) -> Iterator[Column]:
 
     if not spec.model.tasks and not (isinstance(source, PreparedSource) and source.layout.labels):
         yield dense_column("label", "label", label, None)
-    names, numbers = spec.data.dense_columns, Numbers(())
+    names, encoded = spec.data.dense_columns, Numbers(())
     if isinstance(source, PreparedSource):
-        names, numbers = source.layout.dense, source.numbers
+        names, encoded = source.layout.dense, source.numbers
     if spec.data.is_custom:
         names = tuple(f"dense {position}" for position in range(spec.model.num_dense))
-    for (name, values, _), (_, *held_values) in zip(numbers.by_column(names, seen.dense),
-                                                    numbers.by_column(names, asked.dense), strict=True):
+    for (name, values, _), (_, *held_values) in zip(encoded.by_column(names, seen.dense),
+                                                    encoded.by_column(names, asked.dense), strict=True):
         areas = (auc(one.astype(np.float64), held_label) for one in held_values if one is not None)
         yield dense_column(name, "dense", values, max(filter(None, areas), default=None))
     features = zip(tables, seen.by_feature(seen.ids), seen.lengths, asked.by_feature(asked.ids), asked.lengths,

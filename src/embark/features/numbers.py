@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from embark.errors import DataError, UserError
-from embark.features.arrays import Floats, Hashes, Int64s
+from embark.features.arrays import Floats, Int64s
 from embark.features.hashing import hash_counters, stream_key
 from embark.features.schema import Schema
 from embark.spec.features import FeaturesSpec, NumberTransform
@@ -274,11 +274,6 @@ class NumberSample:
         chosen = low[np.argsort(draws[low])[: sample_rows(dense.shape[1])]]
         return NumberSample(draws[chosen], dense.take(chosen, axis=0), np.isnan(dense).sum(axis=0), len(dense))
 
-    @property
-    def highest(self) -> np.uint64 | None:
-        """The draw above which no other row gets into this sample; None while it is not full."""
-        return highest_draw(self.draws, self.dense.shape[1])
-
     @staticmethod
     def none(num_columns: int) -> NumberSample:
         """Return the sample of no rows."""
@@ -304,15 +299,14 @@ class NumberSample:
             commit(file, path)
 
     @staticmethod
-    def read(path: Path, highest: np.uint64 | None = None) -> NumberSample:
-        """Read it from a file, without draws above `highest`."""
+    def read(path: Path) -> NumberSample:
+        """Read it from a file."""
         data = path.read_bytes()
         if sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
             raise DataError(f"{path} is damaged", fix="--fresh starts the preparation over")
         content = BytesIO(data[_DIGEST_BYTES:])
         draws, dense, num_missing, num_rows = (np.load(content) for _ in range(4))
-        num = len(draws) if highest is None else int(np.searchsorted(draws, highest, side="right"))
-        return NumberSample(draws[:num], dense[:num], num_missing, int(num_rows))
+        return NumberSample(draws, dense, num_missing, int(num_rows))
 
 
 class DrawnRows:
@@ -327,13 +321,9 @@ class DrawnRows:
         """Take the draws of a sample; those of rows that were seen before count once."""
         rising = np.sort(np.concatenate([self._lowest, sample.draws]), kind="stable")
         rising = rising[np.flatnonzero(np.diff(rising, prepend=~rising[:1]))]
-        self._lowest = rising[: sample_rows(sample.dense.shape[1])]
-        self.highest = highest_draw(self._lowest, sample.dense.shape[1])
-
-
-def highest_draw(rising: Hashes, num_columns: int) -> np.uint64 | None:
-    """Return the largest of these draws if they are those of a full sample."""
-    return rising[-1] if len(rising) == sample_rows(num_columns) else None
+        num = sample_rows(sample.dense.shape[1])
+        self._lowest = rising[:num]
+        self.highest = rising[num - 1] if len(rising) >= num else None
 
 
 def sample_rows(num_columns: int) -> int:

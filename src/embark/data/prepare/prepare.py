@@ -439,7 +439,7 @@ class Run:
         schema, spec = self.work.schema, self.work.spec
         found = NumberSample.none(len(schema.dense_names))
         for path in samples:
-            found = NumberSample.join([found, NumberSample.read(path, found.highest)])
+            found = NumberSample.join([found, NumberSample.read(path)])
         return _fitted(spec, schema, found)
 
     def _segment_tasks(self, segment_bytes: int) -> list[Task]:
