@@ -217,6 +217,8 @@ _FORMS: tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...] = tuple(
         (r"(://)[^\s/:@\"']{20,500}@", rf"\1{CUT}@", "://"),
         (r"(?i)(nats://)[^\s/:@\"']{1,500}@", rf"\1{CUT}@", "nats://"),
         (r"(?i)\b((?:mysql|mariadb)\S*+[^\n|;]{0,500}?\s-p[\"']?)[^\s\"']+", rf"\1{CUT}", "mysql", "mariadb"),
+        (r"(?i)\b((?:(?:sshpass|login)\s(?:[^\n|;]{0,500}?\s)??-p|redis-cli\s(?:[^\n|;]{0,500}?\s)??-a)[\s=]?[\"']?)[^\s\"']+",
+         rf"\1{CUT}", "sshpass", "login", "redis-cli"),
         (r"(?i)\b(curl\s[^\n|;]{0,500}?(?<=\s)(?:-u|--user|--proxy-user)[\s=]?[\"']?[^\s:\"']{1,200}:)[^\s\"']+",
          rf"\1{CUT}", "curl"),
         (r"(https?://[^\s?\"']{1,2000})\?[^\s\"']*", r"\1", "://"),

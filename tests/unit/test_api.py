@@ -111,6 +111,12 @@ def test_the_result_of_training_is_shown_without_its_lists():
     assert repr(TrainResult(auc=0.7, score_counts=[0] * 30)) == "TrainResult({'auc': 0.7})"
 
 
+def test_a_path_in_place_of_a_spec_is_refused_with_the_call_that_trains_it():
+    with pytest.raises(UserError, match="takes a spec") as caught:
+        embark.train("churn.toml")
+    assert caught.value.fix == "embark.train(embark.load_spec('churn.toml'))"
+
+
 def test_rendered_files_are_linted(monkeypatch):
     spec = embark.load_spec("quickstart", ["place.machine=p5.48xlarge", "store.root=s3://bucket/runs"])
     assert "kubernetes_job.yaml" in {file.path for file in embark.render_files(spec)}

@@ -32,6 +32,8 @@ SECRETS = [
     "docker login --username a --password hunter2", "tool --api-key hunter2", "credentials=hunter2", "token=hunter2",
     "-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----", "-----BEGIN OPENSSH PRIVATE KEY-----\nhunter2",
     "mysql -h db -u a -phunter2 shop", "mysqldump -p'hunter2' shop", "curl -sS -u a:hunter2 https://h/x",
+    "sshpass -p hunter2 ssh -p 22 h", "sshpass -phunter2 ssh h", "docker login -u a -p hunter2 registry:5000",
+    "az acr login -n a -p 'hunter2'", "redis-cli -h h -p 6379 -a hunter2 ping",
     "curl --user 'a:hunter2' https://h/x", "nats://hunter2@broker:4222", "connect nats://hunter2@a,nats://hunter2@b",
     '{"private_key": "-----BEGIN RSA PRIVATE KEY-----\\nhunter2\\n-----END RSA PRIVATE KEY-----\\n"}',
 ]  # fmt: skip
@@ -57,6 +59,7 @@ ORDINARY = [
     "embark-worker-0 NCCL INFO Using network AWS Libfabric", "signal=SIGTERM", "design: flat",
     "risk-0123456789abcdef01234567",
     "table t0: id 7 of sample 3 of the batch is not in 0 to 5,", "tokenizer=bert-base", "token_count: 17", "passed: 12",
+    "docker run -p 80:80 image", "redis-cli -p 6379 ping", "login as alice",
     "curl -s http://h:8000/v2 -o out", "mysql-connector 8.1", "nats://broker:4222", "curl -o user:x",
     "assigned: node-12", "signature_version=s3v4", "keyspace: 12", "turnkey: 12",
 ]  # fmt: skip

@@ -77,6 +77,8 @@ def _render(console: Console, result: EvaluationResult) -> None:
                "calibration": result.calibration, "rows": result.num_samples}
     console.result(f"{result.run}, step {result.step:,}, on {result.device}\n{result.rows}")
     console.table([metrics])
+    if result.auc != result.auc:
+        console.text("AUC is undefined on these rows: it needs both labels.")
     if rows := task_rows({"tasks": result.tasks}, {}):
         console.table([{"task": row.task, "metric": row.metric, "value": row.held_out, "ceiling": row.ceiling}
                        for row in rows], title="Tasks; the figures above are the first binary task's, and the weighted "

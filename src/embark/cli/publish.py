@@ -25,7 +25,7 @@ def publish(
 
     [publish] in its spec has the URI and the gate's bounds. A refused version is kept and not served: exit code 1.
 
-    So is one during whose publication someone rolled back.
+    So is one during or after whose publication someone rolled back.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def publish(
         with console.waiting("publishing"):
             result = publisher.publish(run, to=to, gate=gate, sets=set_)
         console.show(result, _render)
-        return ExitCode.OTHER if result.refused or result.not_current else ExitCode.DONE
+        return ExitCode.DONE if result.is_current else ExitCode.OTHER
     from embark.run.signals import StopSignals
 
     def report(error: EmbarkError) -> None:
@@ -82,13 +82,13 @@ def _render(console: Console, result: PublishResult) -> None:
                        + (f"refused: {result.refused}" if result.refused else
                           "which is current" if result.is_current else
                           f"which is not current{result.not_current and ': '}{result.not_current}"))
-        return
-    console.result(f"{result.uri}: version {result.version} ({result.run}, step {result.step:,}; {size}) is "
-                   + (f"refused: {result.refused}" if result.refused else
-                      f"not made current: {result.not_current}" if result.not_current else "now current"))
+    else:
+        console.result(f"{result.uri}: version {result.version} ({result.run}, step {result.step:,}; {size}) is "
+                       + (f"refused: {result.refused}" if result.refused else
+                          f"not made current: {result.not_current}" if result.not_current else "now current"))
     if result.verdict:
         _render_verdict(console, result.verdict)
-    if result.refused or result.not_current:
+    if not result.is_current:
         console.text(f"Publish it nevertheless: embark rollback {result.uri} {result.version}")
 
 

@@ -269,7 +269,8 @@ def _result(run: NewestEvents) -> str:
     at = run.eval.get("step")
     when = f" at step {format_count(at)}" if to_finite(at) not in (None, run.steps_done) else ""
     if auc is None:
-        return f"Held-out log loss {format_float(run.eval.get('log_loss'))}{when}; AUC is undefined on these samples."
+        return (f"Held-out log loss {format_float(run.eval.get('log_loss'))}{when}; AUC is undefined on these samples: "
+                "it needs both labels.")
     sentence = f"Held-out AUC {format_float(auc)}{when}"
     if auc <= 0.5:
         return f"{sentence}: no better than chance (0.5)."

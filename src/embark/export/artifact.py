@@ -437,8 +437,9 @@ def _chain(uri: str, version: int | VersionId | None, identity: str, until: str,
         committed = versions.committed()
         if not committed:
             raise no_versions(uri)
-        raise UserError(f"{uri}: has no version {version}{named_by}",
-                        fix="its versions: " + ", ".join(str(one.step) for one in committed))
+        what = f"has no version {version}{named_by}" if version else "has no current version"
+        fix = "" if version and not named_by else f"`embark rollback {uri} VERSION` makes one current; "
+        raise UserError(f"{uri}: {what}", fix=f"{fix}its versions: " + ", ".join(str(one.step) for one in committed))
     if identity not in ("", identity_of(chosen)):
         raise DataError(f"{versions.where(version)} has other content than the wanted version{named_by}: its identity "
                         f"is {short_identity(identity_of(chosen))}, and not {short_identity(identity)}",

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import field
 
-from embark.errors import DataError, UserError
+from embark.errors import UserError
 from embark.export.artifact import (
     CANDIDATE,
     ID_MAPS,
@@ -130,7 +130,7 @@ def _changes(contents: VersionContents, versions: CheckpointStore) -> tuple[_Del
             return _Delta(), "there is no current version"
         chain = delta_chain(versions, parent)
         before = open_artifact(versions.store.uri, named.version, identity=named.identity)
-    except (DataError, UserError) as error:
+    except UserError as error:
         return _Delta(), f"the current version cannot be read: {error.what}"
     full = sum(mark.size_bytes for name, mark in chain[0].files.items() if name in (WEIGHTS, ID_MAPS))
     used = sum(one.files[DELTA].size_bytes for one in chain[1:])

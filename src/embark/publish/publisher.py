@@ -207,7 +207,7 @@ def _judged(
         try:
             published = open_artifact(versions.store.uri, number, identity=against.identity)
             earlier = earlier_gate(read_gate(versions, number) or {})
-        except DataError as error:
+        except UserError as error:  # damaged, or gone
             notes = (f"the published version {number} cannot be read, and is not compared: {error.what}",)
     scored = rows.scored(candidate, published, bounds, model_file, earlier)
     return replace(judge(scored, bounds), rows=rows.opened.description, notes=(*notes, *rows.opened.notes))

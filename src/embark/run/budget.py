@@ -54,7 +54,8 @@ def refuse_over_budget(spec: RunSpec, run_dir: RunDir) -> None:
     ended_by_it = before.outcome == BUDGET and budget_usd <= (before.budget_usd or 0.0)
     if before.usd >= budget_usd or ended_by_it:
         raise OverBudget(f"{run_dir.uri} has spent {format_usd(before.usd)} of its budget of {format_usd(budget_usd)}, "
-                         f"at step {before.step} of {before.num_steps}",
+                         + (f"at step {before.step} of {before.num_steps}" if before.num_steps else
+                            "before its first step"),
                          fix="a larger place.budget_usd resumes from the last checkpoint")
 
 

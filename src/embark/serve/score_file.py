@@ -57,6 +57,8 @@ def score_file(
     column `score`, or one for each task, and before it the columns of the input that `keep` names. A row that cannot be
     read has no score. `model_file` is a custom model's code."""
     target = Path(to)
+    if target.suffix in (".csv", ".tsv", ".json", ".jsonl"):
+        raise UserError(f"{target}: scores are written as Parquet", fix=f"--to {target.with_suffix('.parquet')}")
     if target.is_dir():
         raise UserError(f"{target}: is a folder", fix="name the Parquet file to write")
     if target.exists() and not force:

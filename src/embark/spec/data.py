@@ -120,7 +120,7 @@ class PrepareSpec(Section):
     `jsonl`: JSON Lines, one object per line."""
     delimiter: str = Field(default="", max_length=4)
     """Field delimiter of text files; empty: detected."""
-    header: bool | Literal["auto"] = "auto"
+    header: Literal["auto", True, False] = "auto"
     """Whether the first line of a text file names the columns."""
     column_names: Names = ()
     """Column names for files without a header; default `column_0`, `column_1`, …"""

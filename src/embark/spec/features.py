@@ -29,7 +29,7 @@ NumberTransform = Literal["standardize", "quantiles", "piecewise_linear", "log",
 class ColumnFeatures(Section):
     """`[features.columns.NAME]`: what differs for one column."""
 
-    transform: Literal["auto"] | NumberTransform | None = None
+    transform: Literal["auto", NumberTransform] | None = None
     """In place of `features.numbers`."""
     missing_flag: bool | None = None
     """In place of `features.missing_flags`."""
@@ -110,20 +110,20 @@ class FeaturesSpec(Section):
     """`[features]`: how columns become the values that the model takes, in training and in serving. Statistics are
     those of training rows."""
 
-    numbers: Literal["auto"] | NumberTransform = "auto"
+    numbers: Literal["auto", NumberTransform] = "auto"
     """Transform of number columns. `standardize`: (x − mean) / standard deviation, at most 8 from 0. `quantiles`: the
     share of training rows below x, from −1 to 1. `piecewise_linear`: a value for each of `num_buckets` quantile
     buckets, how far x is through it. `log`: sign(x)·ln(1 + |x|), standardized. `mlperf`: ln(x + 3), below −2 as −2.
     `clip`: x itself, cut at the 1st and 99th percentile, or at `min` and `max`. `none`: x itself. `auto`: `mlperf`
     for Criteo; else `piecewise_linear` for up to 262,144 training rows, or by the values, and `embark data prepare
     --dry-run` says why."""
-    missing_flags: Literal["auto"] | bool = "auto"
+    missing_flags: Literal["auto", True, False] = "auto"
     """Add a value beside each number column that is 1 where the column has none, else 0. `auto`: for columns with
     missing values, except with `mlperf` and `none`. A missing number itself counts as the mean."""
     num_buckets: PositiveInt = Field(default=16, ge=2, le=1024)
     """Quantile buckets of `piecewise_linear` and of `bucket_tables`. If left out, `piecewise_linear` has three times as
     many for a column with a value that stands in more rows than a bucket has, such as amounts that are mostly 0."""
-    bucket_tables: Literal["auto"] | bool = "auto"
+    bucket_tables: Literal["auto", True, False] = "auto"
     """Make a table `NAME_bucket` of each number column too, beside its dense value: a row for each of `num_buckets`
     quantile buckets of training rows, and row 0 for a missing number. `auto`: where no column holds ids."""
     columns: Annotated[dict[str, ColumnFeatures], AfterValidator(ByColumn)] = Field(default=ByColumn())

@@ -101,7 +101,7 @@ class TrainSpec(Section):
     """Type of the tables' rows. `bf16`: for the CUDA-graph engine only, which `auto` then chooses on a CPU too."""
     comms_dtype: Literal["fp32", "fp16", "bf16"] = "fp32"
     """Type of pooled embeddings and their gradients in transfers between ranks."""
-    sharding: Literal["auto"] | TableSharding = "auto"
+    sharding: Literal["auto", TableSharding] = "auto"
     """How tables are sharded over ranks; `auto`: TorchRec's planner decides for each."""
     memory_reserve: float = Field(default=0.15, ge=0, lt=1)
     """Share of device memory the planner reserves for activations and buffers."""

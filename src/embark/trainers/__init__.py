@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from embark.errors import DataError, MissingPackage
+from embark.errors import DataError, MissingPackage, UserError
 from embark.spec.run import accepting
 
 if TYPE_CHECKING:
@@ -48,6 +48,8 @@ def train(
     from embark.run.open_run import RunOpener
     from embark.run.signals import StopSignals
 
+    if isinstance(spec, str):
+        raise UserError("train takes a spec, and no name of one", fix=f"embark.train(embark.load_spec({spec!r}))")
     spec, view = accepting(spec, accept_change), view or default_view(progress)
     if not fresh and (values := finished_result(spec, view)) is not None:
         return TrainResult(values)

@@ -30,8 +30,9 @@ def test_how_far_from_chance_to_the_best(make_events):
         ({"auc": 0.8005}, "Held-out AUC 0.8005: the best any model could reach on these samples (0.8003)."),
         ({"auc": 0.75, "best_auc": None}, "Held-out AUC 0.7500, on 100,000 samples."),
         ({"auc": 0.48}, "Held-out AUC 0.4800: no better than chance (0.5)."),
-        ({"auc": None, "log_loss": 0.45}, "Held-out log loss 0.4500; AUC is undefined on these samples."),
-        ({"auc": math.nan, "log_loss": 0.45}, "Held-out log loss 0.4500; AUC is undefined on these samples."),
+        *(({"auc": auc, "log_loss": 0.45},
+           "Held-out log loss 0.4500; AUC is undefined on these samples: it needs both labels.")
+          for auc in (None, math.nan)),
         ({"auc": 0.75, "best_auc": None, "step": 900}, "Held-out AUC 0.7500 at step 900, on 100,000 samples."),
     ],
 )

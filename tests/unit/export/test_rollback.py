@@ -59,6 +59,29 @@ def test_a_delta_that_lacks_its_parent_is_not_made_current(uri, tmp_path):
     assert current(f"{uri}-deltas") == 1
 
 
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_version_with_a_damaged_file_is_not_made_current(uri, is_there):
+    weights = Path(uri) / "version-000000002" / "weights.safetensors"
+    if is_there:
+        weights.write_bytes(b"")
+    else:
+        weights.unlink()
+    with pytest.raises(DataError, match=r"2 is damaged: weights\.safetensors has 0 bytes instead of [1-9]") as error:
+        rollback(uri)
+    assert error.value.fix == "its versions: 1, 2, 3"
+    assert current(uri) == 3
+
+
+def test_without_a_current_version_one_must_be_named(uri):
+    for version in (1, 2, 3):
+        mark = Path(uri) / f"version-{version:09}" / "commit.json"
+        mark.write_text(json.dumps({**json.loads(mark.read_text()), "candidate": True}))
+    (Path(uri) / "current.json").unlink()
+    with pytest.raises(UserError, match="has no current version: name one") as error:
+        rollback(uri)
+    assert error.value.fix == "its versions: 1, 2, 3"
+
+
 def test_an_export_after_a_rollback_is_current(uri):
     rollback(uri, 1)
     assert export_run(open_artifact(uri).info.run, uri).version == current(uri) == 4

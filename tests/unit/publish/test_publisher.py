@@ -99,7 +99,7 @@ def test_a_first_version_that_is_refused_is_not_served(tmp_path):
     run = Publishing(tmp_path, max_calibration_error=0.0001)
     assert "the mean prediction is" in run.publish().refused
     assert current_version(open_versions(run.to)) == 0
-    with pytest.raises(UserError, match="has no version 0"):
+    with pytest.raises(UserError, match="has no current version"):
         open_artifact(run.to)
 
 
@@ -220,6 +220,35 @@ def test_a_run_trained_anew_under_its_name_is_published(tmp_path, monkeypatch, c
     assert result.identity not in (first.identity, second.identity)
     assert embark(["publish", run.uri]) == 0
     assert "step 2 is version 3 already, which is current" in capsys.readouterr().out
+
+
+def test_a_version_that_was_rolled_back_is_not_published_again(tmp_path, capsys):
+    run = Publishing(tmp_path)
+    run.publish(), run.publish()
+    rollback(run.to, 1)
+    assert embark(["publish", run.uri]) == 1
+    said = capsys.readouterr().out
+    assert "is version 2 already, which is not current" in said
+    assert f"embark rollback {run.to} 2" in said
+    (tmp_path / "at" / "current.json").unlink()
+    assert embark(["publish", run.uri]) == 1  # nothing is served, and it says so
+    with pytest.raises(UserError, match="has no current version") as error:
+        open_artifact(run.to)
+    assert error.value.fix == f"`embark rollback {run.to} VERSION` makes one current; its versions: 1, 2"
+
+
+@pytest.mark.parametrize("damage", ["no commit record", "a number that no version has"])
+def test_a_publisher_goes_on_where_the_current_version_is_gone(tmp_path, damage):
+    run = Publishing(tmp_path)
+    run.publish(), run.publish()
+    if damage == "no commit record":
+        (tmp_path / "at" / "version-000000002" / "commit.json").unlink()
+    else:
+        (tmp_path / "at" / "current.json").write_text('{"version": 77, "identity": "ab"}')
+    result = run.publish()
+    assert (result.version, result.is_current, result.parent) == (3, True, None)
+    assert "cannot be read, and is not compared" in result.verdict.notes[0]
+    assert open_artifact(run.to).version == 3
 
 
 def test_two_projects_with_one_uri_do_not_share_verdicts(tmp_path, monkeypatch):

@@ -98,6 +98,16 @@ def test_a_run_whose_money_is_spent_saves_ends_and_is_not_begun_again(train_tiny
     assert result.of("end")[-1]["step"] >= result.of("save")[0]["step"] > 0
 
 
+def test_a_budget_that_was_spent_before_the_first_step_is_told_so(tiny, tmp_path, monkeypatch):
+    monkeypatch.setenv(PRICE, "9")
+    events = tmp_path / "tiny" / "events.jsonl"
+    events.parent.mkdir()
+    begun = [Event("begin", {"attempt": attempt, "age_s": 3600.0, "usd_per_hour": 9.0}) for attempt in (1, 2)]
+    events.write_text("".join(event.to_json() + "\n" for event in begun))
+    with pytest.raises(OverBudget, match=r"has spent \$18.* of its budget of \$5\.00, before its first step"):
+        train(tiny("place.budget_usd=5"))
+
+
 def test_a_budget_of_a_cloud_machine_without_a_price_is_refused(train_tiny):
     with pytest.raises(UserError, match="cannot be enforced"):
         train_tiny("place.budget_usd=5", "place.machine=p5.48xlarge", "train.num_steps=2")

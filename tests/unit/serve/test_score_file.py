@@ -86,6 +86,14 @@ def test_a_list_and_its_text_give_the_same_ids(exported, rows):
         assert np.array_equal(ours, of_both)
 
 
+def test_scores_are_not_written_as_parquet_under_the_name_of_another_format(exported, tmp_path):
+    uri, later, _ = exported
+    with pytest.raises(UserError, match=r"scores\.csv: scores are written as Parquet") as error:
+        score_file(uri, str(later), tmp_path / "scores.csv", force=True)
+    assert error.value.fix == f"--to {tmp_path / 'scores.parquet'}"
+    assert not (tmp_path / "scores.csv").exists()
+
+
 def test_csv_json_lines_and_parquet_give_the_same_scores_in_order(exported, tmp_path):
     uri, later, _ = exported
     rows = [dict(zip(COLUMNS[:-1], row, strict=False)) for row in LATER]

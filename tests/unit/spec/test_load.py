@@ -266,6 +266,18 @@ def test_a_range_that_is_none_is_one_mistake(nodes, field, what):
     assert [(m.field, what in m.what) for m in caught.value.mistakes] == [(field, True)]
 
 
+@pytest.mark.parametrize(("field", "what"), [
+    ("features.numbers", "input should be 'auto', 'standardize', 'quantiles', "),
+    ("features.missing_flags", "input should be 'auto', True or False"),
+    ("train.sharding", "input should be 'auto', 'table_wise', "),
+])
+def test_a_word_that_is_none_of_a_field_s_is_told_all_of_them(field, what):
+    with pytest.raises(SpecError) as caught:
+        resolve({}, [f"{field}=foo"])
+    (mistake,) = caught.value.mistakes
+    assert (mistake.field, mistake.what.startswith(what)) == (field, True)
+
+
 def test_words_where_a_list_belongs_are_shown_as_the_list():
     with pytest.raises(SpecError) as caught:
         resolve({}, ["data.prepare.column_names=user, item"])

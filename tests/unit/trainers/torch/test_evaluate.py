@@ -211,6 +211,14 @@ def test_slices_of_lists_overlap_and_of_numbers_and_missing_values_do_not(traine
     assert len(by_column["age"]) == 10
 
 
+def test_rows_with_one_label_say_why_they_have_no_auc(trained, tmp_path, capsys):
+    header, *rows = write_csv(tmp_path / "rows.csv", 300, 5).read_text().splitlines()
+    alike = tmp_path / "alike.csv"
+    alike.write_text("\n".join([header, *(row for row in rows if row.endswith(",0"))]))
+    assert embark(["evaluate", str(trained[0] / "bought"), "--data", str(alike)]) == 0
+    assert "AUC is undefined on these rows: it needs both labels." in capsys.readouterr().out
+
+
 def test_the_command_says_which_rows_and_which_step_in_text_and_json(trained, capsys):
     folder, ended = trained
     assert embark(["evaluate", str(folder / "bought"), "--split", "train"]) == 0
