@@ -86,7 +86,7 @@ def test_a_list_and_its_text_give_the_same_ids(exported, rows):
         assert np.array_equal(ours, of_both)
 
 
-def test_scores_are_not_written_as_parquet_under_the_name_of_another_format(exported, tmp_path):
+def test_scores_are_not_written_under_the_name_of_another_format(exported, tmp_path):
     uri, later, _ = exported
     with pytest.raises(UserError, match=r"scores\.csv: scores are written as Parquet") as error:
         score_file(uri, str(later), tmp_path / "scores.csv", force=True)

@@ -169,7 +169,7 @@ def test_a_sample_is_the_same_however_rows_are_cut():
     assert whole.num_missing.tolist() == joined.num_missing.tolist() == [0, 1]
 
 
-def test_segments_leave_the_sample_of_all_rows_without_the_rows_that_earlier_ones_keep_out(monkeypatch):
+def test_the_sample_has_no_rows_that_earlier_segments_keep_out(monkeypatch):
     monkeypatch.setattr("embark.features.numbers.MAX_SAMPLE_ROWS", 1024)
     cells = np.random.default_rng(0).normal(size=(20_000, 3)).astype(np.float32)
     drawn, parts = DrawnRows(), [NumberSample.none(3)]
