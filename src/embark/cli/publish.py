@@ -25,7 +25,7 @@ def publish(
 
     [publish] in its spec has the URI and the gate's bounds. A refused version is kept and not served: exit code 1.
 
-    So is one during or after whose publication someone rolled back.
+    So is one during whose publication someone rolled back.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ def publish(
         with console.waiting("publishing"):
             result = publisher.publish(run, to=to, gate=gate, sets=set_)
         console.show(result, _render)
-        return ExitCode.DONE if result.is_current else ExitCode.OTHER
+        return ExitCode.OTHER if result.refused or result.not_current else ExitCode.DONE
     from embark.run.signals import StopSignals
 
     def report(error: EmbarkError) -> None:

@@ -226,12 +226,13 @@ def test_a_version_that_was_rolled_back_is_not_published_again(tmp_path, capsys)
     run = Publishing(tmp_path)
     run.publish(), run.publish()
     rollback(run.to, 1)
-    assert embark(["publish", run.uri]) == 1
+    assert embark(["publish", run.uri]) == 0
     said = capsys.readouterr().out
     assert "is version 2 already, which is not current" in said
     assert f"embark rollback {run.to} 2" in said
     (tmp_path / "at" / "current.json").unlink()
-    assert embark(["publish", run.uri]) == 1  # nothing is served, and it says so
+    assert embark(["publish", run.uri]) == 0
+    assert f"embark rollback {run.to} 2" in capsys.readouterr().out
     with pytest.raises(UserError, match="has no current version") as error:
         open_artifact(run.to)
     assert error.value.fix == f"`embark rollback {run.to} VERSION` makes one current; its versions: 1, 2"
