@@ -174,7 +174,8 @@ def peers_of(name: str, parts: list[pd.DataFrame]) -> dict[str, Any]:
     def native(rows: pd.DataFrame) -> pd.DataFrame:
         kinds = {column: pd.Categorical(rows[column].where(rows[column].isin(values)), values)
                  for column, values in known.items()}
-        return rows[numbers + words].assign(**kinds).rename(columns=_plain)
+        # LightGBM refuses names with punctuation that JSON uses.
+        return rows[numbers + words].assign(**kinds).set_axis(range(len(numbers + words)), axis="columns")
 
     trees = lightgbm.LGBMClassifier(verbose=-1, num_threads=2, importance_type="gain")
     trees.fit(native(train), labels[0])
@@ -182,11 +183,6 @@ def peers_of(name: str, parts: list[pd.DataFrame]) -> dict[str, Any]:
     gains = trees.feature_importances_ / trees.feature_importances_.sum()
     return {"logistic": float(logistic), "lightgbm": float(boosted), "left out": unique,
             "gain": dict(zip(numbers + words, map(float, gains), strict=True))}
-
-
-def _plain(name: str) -> str:
-    """LightGBM refuses names with punctuation that JSON uses."""
-    return "".join(one if one.isalnum() else "_" for one in name)
 
 
 def spec_of(name: str, out: Path, settings: list[str]) -> Any:

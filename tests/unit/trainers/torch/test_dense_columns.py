@@ -73,9 +73,9 @@ def test_a_trained_run_is_evaluated_without_reading_training_rows(people):
 
 
 def test_a_number_that_changes_no_prediction_is_named(people, tmp_path):
-    backend = TorchBackend()
+    backend, spec = TorchBackend(), resolve(people.model_dump(exclude_unset=True), ["model.kind=dlrm"])
     with backend.join(people.place) as world:
-        run = resolve_run(people, world)
+        run = resolve_run(spec, world)
         trainer = backend.build(run.spec, world, run.num_steps, run.source, RunDir(str(tmp_path)))
         assert not influence_warning(trainer, run.source, run.spec, world, 0)
         idle = [at for at, column in enumerate(dense_columns(run.spec)) if column in ("age", "gain")]
@@ -99,8 +99,9 @@ SHAPES = {
 }
 
 
+@pytest.mark.parametrize("kind", ["dlrm", "tabm"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_half_the_units_over_the_numbers_live_after_training(shape, tmp_path):
+def test_half_the_units_over_the_numbers_live_after_training(shape, kind, tmp_path):
     draw, num = np.random.default_rng(len(shape)), 1000
     columns = [np.asarray(one, np.float64) for one in SHAPES[shape](draw, num)]
     label = (draw.random(num) < np.where(columns[-1] > np.median(columns[-1]), 0.8, 0.2)).astype(int)
@@ -108,7 +109,8 @@ def test_half_the_units_over_the_numbers_live_after_training(shape, tmp_path):
     (tmp_path / "rows.csv").write_text(f"label,word,{','.join(names)}\n" + "".join(
         f"{row[0]},w{number % 7},{','.join(f'{value:.6g}' for value in row[1:])}\n"
         for number, row in enumerate(zip(label.tolist(), *columns, strict=True))))
-    spec = resolve({"name": "shape", "place": {"device": "cpu"}, "train": {"num_steps": 40}, "data": {
+    named = {"model": {"kind": kind}} if kind == "dlrm" else {}  # TabM is the default
+    spec = resolve({"name": "shape", "place": {"device": "cpu"}, "train": {"num_steps": 40}, **named, "data": {
         "kind": "prepared", "path": str(tmp_path / "data"), "dense_columns": names,
         "prepare": {"input": str(tmp_path / "rows.csv"), "num_workers": 1}}})
     prepare_data(spec, tmp_path / "data")
@@ -120,12 +122,16 @@ def test_half_the_units_over_the_numbers_live_after_training(shape, tmp_path):
             for step in range(run.num_steps):
                 trainer.step(batches, step)
     values = torch.from_numpy(run.source.eval_rows(0, run.source.num_eval_samples).dense)
-    shares = []
-    for layer in trainer.model.module.dense.bottom:
-        values = layer(values)
+    shares, network = [], trainer.model.module.dense
+    units = network.bottom if kind == "dlrm" else network.after
+    for layer in units:
         if isinstance(layer, nn.ReLU):
-            shares.append(float((values.std(dim=0) > 0).float().mean()))
-    assert len(shares) == 3
+            layer.register_forward_hook(
+                lambda _, inputs, found: shares.append(float((found.std(dim=0) > 0).float().mean())))
+    width = sum(table.dim for table in run.spec.model.table_list())
+    with torch.no_grad():
+        network(values, torch.zeros(len(values), width))
+    assert len(shares) == (3 if kind == "dlrm" else 2)
     assert min(shares) >= 0.5
 
 
