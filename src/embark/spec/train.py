@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -162,6 +163,7 @@ SMALLEST_DIM = 16
 SIZES = ("embedding_dim", "bottom_mlp", "top_mlp")
 MOST_WORDS, MEMBERS = 256, 8  # Rows of a table whose values are words, not ids; and members of TabM there.
 TABM_STEPS_PER_EPOCH, TABM_FULL_RATE_BATCH = 40, 64  # On little data, up to a batch of FULL_RATE_BATCH.
+TPU_MACHINE = re.compile(r"(tpu-)?v\d\w*-\d+$|ct\d")
 INIT_RANGE = 0.05  # At most, in tables: √(1 / rows) of few rows gives products that say more than the data.
 MAX_EPOCHS, MAX_SAMPLES = 50, 20_000_000
 EVALS_PER_EPOCH, PATIENCE, LONG_PATIENCE = 2, 4, 8  # Long where an epoch is soon over.
@@ -254,7 +256,8 @@ def suits_members(spec: RunSpec) -> bool:
     """Tell whether a spec that names no kind has prepared rows of numbers and words: members that share their weights
     learn more from those than products of vectors, which ids need."""
     model, place = spec.model, spec.place
-    is_of_jax = place.device in ("jax", "tpu") or place.target == "tpu-vm"
+    is_tpu = place.target == "tpu-vm" or TPU_MACHINE.match(place.machine)
+    is_of_jax = place.device in ("jax", "tpu") or (place.device == "auto" and is_tpu)
     return (spec.data.kind == "prepared" and model.num_dense > 0 and not is_of_jax
             and model.model_fields_set.isdisjoint({"kind", "bottom_mlp", "tasks"})
             and all(table.rows <= MOST_WORDS for table in model.table_list()))

@@ -2,9 +2,10 @@
 
 import pytest
 
+from embark.catalog import load_catalog
 from embark.plan.workload import resolve_data
 from embark.spec import resolve
-from embark.spec.train import suited_batch, with_train_defaults
+from embark.spec.train import TPU_MACHINE, suited_batch, with_train_defaults
 
 
 @pytest.mark.parametrize(("num_samples", "batch"), [
@@ -126,12 +127,20 @@ def test_few_rows_of_numbers_and_words_have_members_unless_the_spec_says(num_tra
 
 
 @pytest.mark.parametrize("changes", [
-    {"place": {"device": "jax"}}, {"place": {"device": "tpu"}}, {"train": {"learning_rate": 0.1}},
+    {"place": {"device": "jax"}}, {"place": {"device": "tpu"}}, {"place": {"machine": "v5litepod-8"}},
+    {"train": {"learning_rate": 0.1}},
     {"data": {"kind": "columns", "path": "rows", "dense_columns": [f"d{i}" for i in range(13)]}}])
 def test_jax_named_rates_and_other_data_keep_the_kind(changes):
     tables = [{"name": "a", "rows": 9}]
     spec = resolve({"name": "a", "data": OWN, "model": {"tables": tables}, **changes})
     assert with_train_defaults(spec, 4_000).model.kind == "dlrm"
+
+
+def test_the_names_of_tpu_machines_are_told_from_others():
+    names = {name: one.gpu.kind for one in load_catalog().machines.values()
+             for name in (one.name, *one.also, one.machine_type)}
+    assert {name for name in names if TPU_MACHINE.match(name)} == {
+        name for name, kind in names.items() if name and kind == "tpu"}
 
 
 def test_small_tables_of_own_data_begin_with_small_values():
