@@ -49,8 +49,7 @@ def export(
     delta
         Write only the rows and weights that differ from the current version; a full version where these are many.
     format
-        Write the model for a runtime without Embark into a folder, default RUN/FORMAT: a package of torch (`aoti`), a
-        model repository of Triton, or ONNX.
+        Write the model for a runtime without Embark, into RUN/FORMAT: torch's package, Triton's repository, or ONNX.
     embeddings
         Write the embedding vectors to this folder, with the columns value (as in your data), id, vector.
     ids

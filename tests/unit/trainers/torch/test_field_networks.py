@@ -220,7 +220,7 @@ def test_exported_scores_are_those_of_evaluation(clicks, tmp_path, kind):
         logits = torch.cat(evaluator._held_out._logits).numpy()
     exported = ExportedModel(open_artifact(export_run(found.run_dir.uri, str(tmp_path / "models")).uri))
     rows = validation_rows(spec.data.path)
-    assert len(set(logits.tolist())) > 50
+    assert len(set(logits.tolist())) > 20
     assert exported.logits(rows).numpy() == pytest.approx(logits, rel=1e-5, abs=1e-5)
     alone = [exported.logits(rows.cut(row, row + 1)).item() for row in range(8)]
     assert alone == pytest.approx(exported.logits(rows.cut(0, 8)).tolist(), rel=1e-5, abs=1e-5)

@@ -20,7 +20,6 @@ from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Literal
 
 import torch
 import torch._inductor.config
@@ -31,14 +30,13 @@ from embark.errors import MissingPackage, UserError
 from embark.export.artifact import ID_MAPS, INFO, Artifact, ArtifactInfo, open_artifact
 from embark.export.export_run import export_run
 from embark.export.outputs import outputs_of
-from embark.export.portable import DENSE_INPUT, ROWS, inputs_of, output_tensors, triton_config
+from embark.export.portable import DENSE_INPUT, ROWS, Format, inputs_of, output_tensors, triton_config
 from embark.spec.model import ModelSpec, Table
 from embark.store.checkpoint_inspect import find_trained
 from embark.trainers.torch.networks.task_heads import scores_of
 from embark.trainers.torch.scoring.cpu_model import load_network, weight_of
 from embark.values import frozen
 
-Format = Literal["aoti", "triton", "onnx"]
 FEATURES = "features.json"
 _EXAMPLE_SIZE = 3  # Of what is traced: sizes of 0 and 1 would be taken for constants.
 
