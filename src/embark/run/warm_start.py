@@ -13,7 +13,7 @@ from embark.errors import UserError
 from embark.spec import RunSpec
 from embark.spec.model import POOLED_KINDS
 from embark.spec.run import DATA, KEY
-from embark.spec.train import SIZES
+from embark.spec.train import SIZES, SUITED
 from embark.store import Checkpoint, RunDir, find_run, run_uri
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import list_checkpoints, split_run
@@ -95,7 +95,7 @@ def with_sizes_of_source(spec: RunSpec) -> RunSpec:
     except UserError:
         return spec
     old = old if isinstance(old, Mapping) else {}
-    names = (*SIZES, "kind", "num_members") if old.get("model.kind") in POOLED_KINDS else SIZES
+    names = SUITED if old.get("model.kind") in POOLED_KINDS else SIZES
     changes = {name: old.get(f"model.{name}") for name in names}
     sizes = {name: tuple(value) if isinstance(value, list) else value for name, value in changes.items()
              if value and name not in spec.model.model_fields_set}

@@ -161,6 +161,7 @@ TABLE_RATE = 0.03  # Row-wise Adagrad's beside it.
 SMALLEST_WIDTH, LARGEST_WIDTH, WIDTH_PER_DIM = 128, 512, 8
 SMALLEST_DIM = 16
 SIZES = ("embedding_dim", "bottom_mlp", "top_mlp")
+SUITED = {*SIZES, "kind", "num_members"}  # Fields of [model] that the data decides.
 MOST_WORDS, MEMBERS = 256, 8  # Rows of a table whose values are words, not ids; and members of TabM there.
 TABM_STEPS_PER_EPOCH, TABM_FULL_RATE_BATCH = 40, 64  # On little data, up to a batch of FULL_RATE_BATCH.
 TPU_MACHINE = re.compile(r"(tpu-)?v\d\w*-\d+$|ct\d")

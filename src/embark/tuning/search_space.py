@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from embark.errors import SpecError, UserError
 from embark.spec import RunSpec, resolve
 from embark.spec.load import parse_settings, put
-from embark.spec.model import POOLED_KINDS
+from embark.spec.model import OWN_FIELDS, POOLED_KINDS
 from embark.spec.toml import flatten
 from embark.values import JsonDict, JsonMap, frozen, read_table
 
@@ -59,6 +59,10 @@ SearchSpace = Mapping[str, Dimension]
 def with_values(spec: RunSpec, values: JsonMap) -> RunSpec:
     """Give some fields other values, lists as text of TOML; raises `SpecError` if the spec does not allow them."""
     raw = spec.model_dump(exclude_unset=True)
+    kind = values.get("model.kind", spec.model.kind)
+    for name, kinds in OWN_FIELDS.items():  # of the spec's own kind
+        if kind not in kinds and spec.model.kind in kinds:
+            raw["model"].pop(name, None)
     for field, value in values.items():
         is_list = isinstance(value, str) and value.startswith("[")
         put(raw, field, json.loads(value) if is_list else value)

@@ -35,7 +35,7 @@ from embark.run.resolve import resolve_run
 from embark.run.signals import StopSignals
 from embark.spec import RunSpec, to_toml
 from embark.spec.paths import with_absolute_paths
-from embark.spec.train import EVALS_PER_EPOCH, HeldOutMetric, measured_metrics, metric_mistake, with_train_defaults
+from embark.spec.train import EVALS_PER_EPOCH, SUITED, HeldOutMetric, measured_metrics, metric_mistake
 from embark.store import RunDir, run_uri, write_atomic
 from embark.store.checkpoint_store import EARLY_STOPPING
 from embark.store.run_dir import TUNE
@@ -160,8 +160,10 @@ class Search:
             raise UserError("embark tune compares trials on held-out samples, and the data has none",
                             fix="hold some out: data.eval_fraction, or data.num_eval_samples")
         self._num_train_samples = run.source.num_train_samples
-        self._given = with_train_defaults(
-            with_absolute_paths(spec), self._num_train_samples, run.source.num_eval_samples)
+        given, model = with_absolute_paths(spec), run.spec.model
+        names = {*SUITED, "tables"} if given.model.tables else SUITED
+        suited = {name: getattr(model, name) for name in names & model.model_fields_set}
+        self._given = given.changed(model=given.model.changed(**suited), train=run.spec.train)
         self.spec = spec = run.spec
         self._space = parse_search(spec, request.search) or default_space(
             spec, has_regularization=not wants_jax(spec) and spec.train.engine != "cuda_graph",

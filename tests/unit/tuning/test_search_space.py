@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tiny_runs import TINY
 
-from embark.errors import UserError
+from embark.errors import SpecError, UserError
 from embark.spec import resolve
 from embark.tuning.search_space import Dimension, default_space, own_values, parse_search, with_values
 
@@ -47,6 +47,15 @@ def test_what_the_spec_does_not_allow_is_not_searched(sets, missing):
     plain = default_space(resolve(TINY, [EPOCHS]), has_regularization=False)
     assert every.keys() - plain.keys() == {"model.dropout", "train.weight_decay", "train.embedding_l2"}
     assert plain["model.kind"] == Dimension(("dlrm", "dcnv2"))
+
+
+def test_other_kinds_are_searched_beside_one_with_fields_of_its_own():
+    spec = resolve(TINY, [EPOCHS, "model.kind=tabm", "model.num_members=8"])
+    kinds = default_space(spec, has_regularization=True)["model.kind"].values
+    assert set(kinds) == {"dlrm", "dcnv2", "deepfm", "wide_deep", "finalmlp", "masknet", "tabm"}
+    assert with_values(spec, {"model.dropout": 0.1}).model.num_members == 8
+    with pytest.raises(SpecError, match="num_members"):
+        with_values(resolve(TINY), {"model.num_members": 8})
 
 
 def test_features_and_epochs_are_searched_where_the_data_allows_them():

@@ -23,6 +23,7 @@ from embark.data.prepare.prepare import prepare_from_spec
 from embark.data.prepared.cache import read_manifest
 from embark.errors import Diverged, Preempted, UserError
 from embark.events import Event
+from embark.run.resolve import resolve_run
 from embark.run.signals import StopSignals
 from embark.spec import load_spec, resolve
 from embark.store import RunDir
@@ -137,6 +138,27 @@ def test_trials_of_other_features_prepare_the_data_again(search, tmp_path):
     with pytest.raises(UserError, match="cannot be prepared again with other features"):
         tune(resolve(values, ["model.num_dense=2", "name=given"]),
              TuneRequest(trials=2, search=["features.numbers=standardize,piecewise_linear"]))
+
+
+def test_trials_and_the_best_spec_have_the_kind_that_the_data_decides(search, tmp_path):
+    rows = "".join(f"{i % 2},{i % 41}.5,{i * i % 97}.25,{'ab'[i % 2]}\n" for i in range(400))
+    (tmp_path / "rows.csv").write_text("label,x,y,word\n" + rows)
+    spec = resolve({"name": "own", "store": {"root": str(tmp_path / "runs"), "checkpoint_at_end": True}, "data": {
+        "kind": "prepared", "path": str(tmp_path / "data"), "prepare": {"input": str(tmp_path / "rows.csv")}}})
+    prepare_from_spec(spec)
+    kinds = []
+
+    def auc_of_kind(spec, steps):
+        kinds.append((spec.model.kind, spec.model.num_members))
+        return 0.5
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("embark.tuning.tune.open_backend", lambda spec: backend_of(Instants(), auc_of_kind))
+        found = tune(spec, TuneRequest(trials=1, search=["features.numbers=auto,standardize"]))
+    assert set(kinds) == {("tabm", 8)}
+    best = load_spec(found.best_spec)
+    assert (best.model.kind, best.model.num_members) == ("tabm", 8)
+    assert best.train == resolve_run(spec).spec.train
 
 
 def test_two_towers_are_searched_by_a_ranking_metric(search, tmp_path):
