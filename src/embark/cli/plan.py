@@ -140,7 +140,8 @@ def _render_here(console: Console, found: LocalPlan) -> None:
         _render_memory(console, found.memory, "the fullest rank")
         if found.step is not None:
             _render_step_time(console, found.step)
-            console.text(f"{found.workload.batch_size / found.step.total_s:,.0f} samples/s", style="dim")
+            console.text(f"{found.workload.batch_size / found.step.total_s:,.0f} samples/s of "
+                         f"{found.workload.model_kind}", style="dim")
     for note in found.notes:
         console.text(f"note: {note}", style="dim")
 
@@ -175,7 +176,7 @@ def _render_catalog(console: Console, found: CatalogPlan) -> None:
 
 def _amount(workload: Workload) -> str:
     epochs = "" if workload.num_epochs == 1 else f", {workload.num_epochs:g} epochs"
-    return f"for {workload.num_train_samples:,} samples{epochs} ({workload.source})"
+    return f"for {workload.model_kind} on {workload.num_train_samples:,} samples{epochs} ({workload.source})"
 
 
 def _render_ranking(console: Console, found: Survey, kept: Sequence[Estimate]) -> None:
@@ -287,8 +288,8 @@ def _render_time(console: Console, bill: Bill, workload: Workload) -> None:
     console.table([{f"time of the run {PURCHASE_NAMES[bill.purchase]}": name, "expected": format_duration(part_s)}
                    for name, part_s in parts.items()])
     money = "" if bill.epoch_usd is None else f", {format_usd(bill.epoch_usd)}"
-    console.text(f"an epoch of {workload.num_train_samples:,} samples trains in {format_duration(time.epoch_s)}{money} "
-                 f"({workload.source}); {bill.failures.why}", style="dim")
+    console.text(f"an epoch of {workload.model_kind} on {workload.num_train_samples:,} samples trains in "
+                 f"{format_duration(time.epoch_s)}{money} ({workload.source}); {bill.failures.why}", style="dim")
 
 
 def _render_storage(

@@ -40,6 +40,7 @@ class Workload:
     data_bytes: float  # Bytes of all samples of an epoch and those held out.
     is_stored: bool  # The samples are read from storage; else each machine draws them itself.
     source: str  # Where the number of samples comes from.
+    model_kind: str  # As the spec names it, or as the data decides.
 
     @property
     def steps_per_epoch(self) -> int:
@@ -82,7 +83,7 @@ def workload_of(spec: RunSpec, counted: DataSize | None = None) -> Workload:
         num_evals=1 + ((num_steps - 1) // train.eval_every if train.eval_every else 0) if num_eval else 0,
         sample_bytes=row_bytes,
         data_bytes=(num_train + num_eval) * row_bytes if stored_bytes is None else stored_bytes,
-        is_stored=data.kind != "synthetic", source=source,
+        is_stored=data.kind != "synthetic", source=source, model_kind=spec.model.kind,
     )
 
 

@@ -141,6 +141,15 @@ def test_prepared_data_says_its_own_size_and_tables(capsys, tmp_path):
     assert list(payload["placement"]["shardings"]) == ["tiny", "wide"]
 
 
+def test_a_plan_names_the_kind_that_the_data_decides(capsys, tmp_path):
+    rows = make_prepared(tmp_path / "rows", FIXED[:1])  # numbers and words
+    sets = ["data.kind=prepared", f"data.path={rows.path}"]
+    assert data(capsys, *sets, *P4D, spec="bare.toml")["workload"]["model_kind"] == "tabm"
+    assert "an epoch of tabm on 1,000 samples" in " ".join(plan(capsys, *sets, *P4D, spec="bare.toml").split())
+    assert "for tabm on 1,000 samples" in plan(capsys, *sets, spec="bare.toml")
+    assert "samples/s of dlrm" in plan(capsys, *sets, "model.kind=dlrm", spec="bare.toml", here=True)
+
+
 @pytest.fixture(autouse=True)
 def bare_spec(tmp_path, monkeypatch):
     """A spec that leaves its tables to its data."""
@@ -191,7 +200,7 @@ def test_the_examples_are_planned_where_their_data_is_not(capsys, cloud):
     """The guides' remedy for a lack of memory: plan with other settings."""
     spec = str(ROOT / "examples" / "cloud_deployment" / cloud / "run.toml")
     out = plan(capsys, spec=spec)
-    assert "an epoch of 4,195,197,692 samples" in " ".join(out.split())
+    assert "an epoch of dlrm on 4,195,197,692 samples" in " ".join(out.split())
     assert "/mnt/data/criteo-1tb cannot be read from here" in " ".join(out.split())
 
     def rank_bytes(*sets):

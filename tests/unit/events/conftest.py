@@ -14,10 +14,10 @@ from embark.events.events import Event
 from embark.events.sinks.terminal import TerminalView
 
 START = {
-    "name": "demo", "run_dir": "runs/demo", "device": "cuda", "device_name": "NVIDIA H200", "world_size": 2,
-    "engine": "pipeline", "engine_reason": "2 ranks", "precision": "fp32", "num_steps": 1000, "first_step": 0,
-    "steps_per_epoch": 500, "batch_size": 4096, "num_parameters": 167_234_561, "table_bytes": 665_600_000,
-    "num_train_samples": 2_048_000, "num_eval_samples": 100_000,
+    "name": "demo", "model_kind": "dlrm", "run_dir": "runs/demo", "device": "cuda", "device_name": "NVIDIA H200",
+    "world_size": 2, "engine": "pipeline", "engine_reason": "2 ranks", "precision": "fp32", "num_steps": 1000,
+    "first_step": 0, "steps_per_epoch": 500, "batch_size": 4096, "num_parameters": 167_234_561,
+    "table_bytes": 665_600_000, "num_train_samples": 2_048_000, "num_eval_samples": 100_000,
 }
 
 

@@ -23,7 +23,7 @@ def test_the_header_says_what_runs_where_and_how(shown, make_events):
     text = shown(make_events()[:3])
     assert "  run       demo\n" in text
     assert "NVIDIA H200 · 2 ranks · fp32" in text
-    assert "167 M parameters · 666 MB of tables" in text
+    assert "dlrm · 167 M parameters · 666 MB of tables" in text
     assert "2,048,000 samples · 100,000 held out · batch 4,096 · 500 steps an epoch" in text
     assert "pipeline: 2 ranks" in text
     assert "cat_0 … cat_25  26 tables × 100,000 rows × 64  table_wise (fused) on rank 0  666 MB" in text
