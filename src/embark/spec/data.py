@@ -147,7 +147,8 @@ class PrepareSpec(Section):
     time_unit: Literal["auto", "s", "ms"] = "auto"
     """Unit of times that are numbers, counted from 1970; `auto`: seconds or milliseconds if all are of 1998 to 2039."""
     missing: Names = ("", "NA", "null", "NULL", "None", "nan", "NaN", "\\N")
-    """Text that means no value. A missing number counts as the mean of its column, a missing id becomes id 0."""
+    """Text that means no value, also with spaces around it. A missing number counts as the mean of its column, a
+    missing id becomes id 0."""
     max_ids: PositiveInt = 32
     """Maximum ids per row of a multi-valued column that `[model]` does not name; longer lists keep their last ones, and
     are counted."""

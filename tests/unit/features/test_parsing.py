@@ -139,6 +139,14 @@ def test_columns_of_decimal_commas_are_numbers_and_say_so(tmp_path):
     assert guess_schema(said, inputs, inputs.find(str(path))).decimals == {"label": ",", "price": ",", "odd": ","}
 
 
+@pytest.mark.parametrize("decimal", ["", ","])
+def test_spaces_around_what_means_no_number_do_not_count(decimal):
+    cells = pa.array([" ", "NA ", "\t", " 2 ", "7", "x"])
+    numbers, is_bad = CellParser(("", "NA")).numbers(cells, decimal=decimal)
+    np.testing.assert_array_equal(numbers, [np.nan, np.nan, np.nan, 2, 7, np.nan])
+    assert is_bad.tolist() == [False] * 5 + [True]
+
+
 def test_files_in_memory_have_the_decimal_sign_that_is_said(tmp_path):
     (tmp_path / "rows.csv").write_text("label;price;item\n" + "1;2,5;1\n0;1.000,25;2\n" * 5)
     data = {"kind": "columns", "path": str(tmp_path / "rows.csv"), "dense_columns": ["price"], "eval_fraction": 1e-9}

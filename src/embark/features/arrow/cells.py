@@ -65,8 +65,8 @@ class CellParser:
         if types.is_null(kind):
             return np.full(len(array), np.nan), None
         if is_text(kind):
-            array = self.without_missing(array)
-            return _numbers_of_text(_with_points(array, decimal) if decimal else array, may_be_text)
+            array = _with_points(self._trimmed(array), decimal) if decimal else self.without_missing(array)
+            return self._numbers_of_text(array, may_be_text)
         if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind):
             return _finite(_floats(array), array)
         raise DataError(f"holds {kind}, which is not a number")
@@ -121,6 +121,22 @@ class CellParser:
         is_missing = pc.is_in(as_bytes(array), value_set=spellings)
         return pc.if_else(is_missing, pa.scalar(None, array.type), array)
 
+    def _trimmed(self, array: Any) -> Any:
+        return self.without_missing(trim(array))
+
+    def _numbers_of_text(self, array: Any, may_be_text: bool) -> Numbers:
+        with suppress(pa.ArrowInvalid):
+            return _finite(_floats(as_text(array).cast(pa.float64())), array)
+        array = self._trimmed(array)
+        text = as_text(array)
+        if may_be_text:
+            word = pc.ascii_lower(text)
+            text = pc.if_else(pc.is_in(word, value_set=pa.array(_TRUE)), "1",
+                              pc.if_else(pc.is_in(word, value_set=pa.array(_FALSE)), "0", text))
+        is_number = pc.match_substring_regex(text, f"^{NUMBER}$")
+        numbers = pc.if_else(is_number, text, pa.scalar(None, text.type))
+        return _finite(_floats(pc.replace_substring_regex(numbers, r"^\+", "").cast(pa.float64())), array)
+
     def _one_key(self, array: Any, kind: str) -> SparseCells:
         if types.is_null(array.type):
             array = array.cast(pa.string())
@@ -131,7 +147,7 @@ class CellParser:
             array = self.text(array)
             return SparseCells(hash_words(array), is_missing=_nulls(array))
         if is_text(array.type):
-            array = self.without_missing(trim(array))
+            array = self._trimmed(array)
             keys, is_bad = _hexadecimal(array) if kind == "hex" else _integers_of_text(array)
         else:
             keys, is_bad = _integers(array)
@@ -156,7 +172,7 @@ class CellParser:
             raise DataError(f"holds {array.type} where one value must be")
         if not is_text(array.type):
             array = array.cast(pa.string())
-        return self.without_missing(trim(array))
+        return self._trimmed(array)
 
     def _words_of(self, array: Any) -> tuple[Any, Int64s]:
         """Return the words of all rows one after the other, in lower case, and how many each row has."""
@@ -174,7 +190,7 @@ class CellParser:
     def _values_of_lists(self, array: Any) -> tuple[Any, Int64s]:
         """Return all values one after the other, and how many each row has."""
         if is_text(array.type):
-            array = self.without_missing(trim(array))
+            array = self._trimmed(array)
             text = as_text(array)
             array = pc.split_pattern(text, self.list_delimiter) if self.list_delimiter else \
                 pc.split_pattern_regex(text, "[|;]")
@@ -225,25 +241,9 @@ def is_list(kind: Any) -> bool:
     return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
-def _numbers_of_text(array: Any, may_be_text: bool) -> Numbers:
-    text = as_text(array)
-    try:
-        return _finite(_floats(text.cast(pa.float64())), array)
-    except pa.ArrowInvalid:
-        pass
-    text = pc.ascii_trim_whitespace(text)
-    if may_be_text:
-        word = pc.ascii_lower(text)
-        text = pc.if_else(pc.is_in(word, value_set=pa.array(_TRUE)), "1",
-                          pc.if_else(pc.is_in(word, value_set=pa.array(_FALSE)), "0", text))
-    is_number = pc.match_substring_regex(text, f"^{NUMBER}$")
-    numbers = pc.if_else(is_number, text, pa.scalar(None, text.type))
-    return _finite(_floats(pc.replace_substring_regex(numbers, r"^\+", "").cast(pa.float64())), array)
-
-
 def _with_points(array: Any, decimal: str) -> Any:
     """Rewrite numbers with a decimal sign, and no sign between thousands; others become what is no number."""
-    text = pc.ascii_trim_whitespace(as_text(array))
+    text = as_text(array)
     fits = pc.match_substring_regex(text, f"^{GROUPED[decimal]}$")
     plain = pc.replace_substring(pc.replace_substring(text, "," if decimal == "." else ".", ""), ",", ".")
     is_nan = pc.equal(pc.ascii_lower(text), "nan")
