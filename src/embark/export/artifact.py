@@ -394,6 +394,8 @@ def open_artifact(
 def open_features(folder: str) -> Artifact:
     """Open how raw rows are encoded, beside a model that `embark export --format` wrote; it has no weights."""
     path = Path(folder)
+    if not (path / INFO).is_file():
+        raise UserError(f"{folder}: has no {INFO}", fix="name a folder that `embark export RUN --format` wrote")
     found = Artifact(folder, 0, path, _read_info(path / INFO), 0)
     _check_ids(found)
     return found

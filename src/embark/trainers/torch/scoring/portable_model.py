@@ -119,7 +119,10 @@ def export_portable(
     result = PortableResult(
         trained.run_dir.uri, trained.checkpoint.step, str(target), "model.onnx" if is_onnx else "model.pt2",
         "onnx" if is_onnx else runtime, "cuda" if is_on_gpu else "cpu")
-    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error.strerror}", fix="name another folder with --to") from None
     with TemporaryDirectory(dir=target.parent) as scratch:
         written = export_run(trained.run_dir.uri, f"{scratch}/artifact", step=trained.checkpoint.step)
         artifact = open_artifact(written.uri)
@@ -147,12 +150,15 @@ def _build(model: PortableModel, info: ArtifactInfo, result: PortableResult, pat
     """Write the file that another runtime loads."""
     program = _exported(model.eval().requires_grad_(False).to(result.device), info, result.device)
     if result.runtime == "onnx":
-        _write_onnx(program, info, path)
-    elif result.runtime == "program":
-        torch.export.save(program, path)
-    else:  # With the threads of the machine where it runs, not those of this one.
+        return _write_onnx(program, info, path)
+    if result.runtime == "program":
+        return torch.export.save(program, path)
+    try:  # With the threads of the machine where it runs, not those of this one.
         torch._inductor.aoti_compile_and_package(
             program, package_path=str(path), inductor_configs={"cpp.dynamic_threads": True})
+    except Exception as error:
+        raise UserError(f"torch cannot compile the model: {error}",
+                        fix="name another C++ compiler in CXX") from error
 
 
 def _exported(model: PortableModel, info: ArtifactInfo, device: str) -> torch.export.ExportedProgram:

@@ -258,9 +258,25 @@ def test_what_cannot_be_written_is_refused_and_nothing_is_replaced(rows, tmp_pat
             export_portable(run, str(target), force=force)
     with pytest.raises(UserError, match="s3://bucket/model is not a folder on this machine"):
         export_portable(run, "s3://bucket/model")
+    with pytest.raises(UserError, match="file/model/onnx: cannot be written"):
+        export_portable(run, str(target / "file/model/onnx"))
     assert (target / "file").read_text() == "of the user"
     for flag in (["--delta"], ["--tables", "int8"], ["--only", "shop"]):
         assert embark(["export", run, "--format", "onnx", *flag]) == 64
+
+
+def test_a_compiler_that_fails_is_an_error_in_words_and_leaves_nothing(rows, tmp_path):
+    run = trained(tmp_path, rows, "dlrm")
+    with torch._inductor.config.patch({"cpp.cxx": ("false",)}), \
+            pytest.raises(UserError, match=r"torch cannot compile the model: .*false"):
+        export_portable(run)
+    assert not list(Path(run).glob("tmp*")) + list(Path(run).glob("aoti"))
+
+
+def test_inputs_of_a_folder_without_an_exported_model_are_refused(rows, tmp_path):
+    with pytest.raises(UserError, match=r"has no artifact\.json") as found:
+        model_inputs(str(tmp_path), str(rows))
+    assert "embark export RUN --format" in str(found.value.fix)
 
 
 def test_a_model_of_sequences_is_refused_in_a_sentence(tmp_path):
