@@ -23,6 +23,7 @@ from embark.formatting import (
 from embark.report.charts import format_time, overlaid
 from embark.report.context import RunContext, State, read_run
 from embark.report.document import Code, Document, Table, Tile, Tone, Words, sections_with_something
+from embark.report.record import Record
 from embark.report.report import TONES
 from embark.report.spec_rows import differences, field_of
 from embark.values import JsonDict, frozen
@@ -194,12 +195,22 @@ def compare_document(found: Comparison) -> Document:
 def _values(context: RunContext) -> Values:
     record, spent = context.record, context.spent
     return {
-        **{f"eval_{name}": to_finite(record.eval.get(name)) for name in ("auc", "log_loss", "normalized_entropy")},
+        **{f"eval_{name}": _held_out(record, name) for name in ("auc", "log_loss", "normalized_entropy")},
         "loss": to_finite(record.step.get("loss")), "steps": float(record.steps_done),
         "num_samples": record.num_samples, "samples_per_s": record.samples_per_s, "step_s": record.step_s,
         "held_s": record.held_s if record.start else None, "peak_bytes": to_finite(record.end.get("peak_bytes")),
         "usd": spent.usd if spent is not None else None, "num_interruptions": float(len(context.interruptions)),
     }
+
+
+def _held_out(record: Record, name: str) -> float | None:
+    """Return the value of the run's model: with early stopping, that of its best checkpoint."""
+    state = record.end.get("early_stopping")
+    if isinstance(state, Mapping) and state.get("path"):
+        steps, values = record.evals.column(name)
+        if len(found := values[steps == state.get("best_step")]):
+            return to_finite(found[-1])
+    return to_finite(record.eval.get(name))
 
 
 def _verdict(runs: Sequence[ComparedRun]) -> tuple[str, str]:

@@ -35,6 +35,20 @@ def test_the_better_one_is_named_with_what_it_was_better_by(side):
     assert found.spec == (SpecDifference("train.batch_size", ("64", "128")),)
 
 
+def test_the_best_checkpoint_counts_where_early_stopping_kept_it(side):
+    stopped, other = side("stopped", 0.76), side("other", 0.77)
+    best = Event("eval", {"step": 600, "num_samples": 9, "auc": 0.79, "log_loss": 0.4}, stopped.record.last_s)
+    stopped.record.add(best)
+    stopped.record.add(Event("eval", {**best.values, "step": 1000, "auc": 0.76, "log_loss": 0.5}, best.time_s))
+    early = {"metric": "auc", "best": 0.79, "best_step": 600, "path": "runs/stopped/checkpoints/step-000000600"}
+    for path, value in (("", 0.76), (early["path"], 0.79)):
+        stopped.record.add(Event("end", {**stopped.record.end, "early_stopping": {**early, "path": path}}, best.time_s))
+        found = compare_runs([stopped, other])
+        assert found.runs[0].values["eval_auc"] == value
+        assert found.best == ("stopped" if path else "other")
+    assert found.runs[0].values["eval_log_loss"] == 0.4
+
+
 def test_of_two_that_learnt_equally_well_the_cheaper_one_is_better(side):
     found = compare_runs([side("a", 0.7600, price=10.0), side("b", 0.7602, price=30.0)])
     assert found.best == "a"
