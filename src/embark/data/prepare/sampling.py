@@ -260,7 +260,9 @@ def _has_header(prepare: PrepareSpec, known_names: Collection[str], rows: Sequen
     filled = [cell for cell in first if cell]
     if any(_NUMBER.fullmatch(cell) for cell in filled) or len(set(filled)) < len(filled):
         return False
-    below = [[row[i].strip() for row in rows[1:] if i < len(row)] for i in range(len(first))]
+    # Files that were joined repeat the header.
+    others = [cells for row in rows[1:] if (cells := [cell.strip() for cell in row]) != first]
+    below = [[cells[i] for cells in others if i < len(cells)] for i in range(len(first))]
     if any(cell in cells for cell, cells in zip(first, below, strict=True) if cell):
         return False
     has_numbers = any(cells and all(_NUMBER.fullmatch(c) for c in cells if c) and any(cells) for cells in below)
