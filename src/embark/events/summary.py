@@ -266,7 +266,9 @@ def _result(run: NewestEvents) -> str:
     if ranking := ranking_text(run.eval):
         return f"Held-out {ranking}, of {format_count(run.eval.get('num_users'))} users."
     auc, best = to_finite(run.eval.get("auc")), to_finite(run.eval.get("best_auc"))
-    at = run.eval.get("step")
+    at, early = run.eval.get("step"), run.end.get("early_stopping")
+    if isinstance(early, Mapping) and early.get("metric") == "auc" and early.get("path"):  # it is the run's model
+        auc, at = to_finite(early.get("best")), early.get("best_step")
     when = f" at step {format_count(at)}" if to_finite(at) not in (None, run.steps_done) else ""
     if auc is None:
         return (f"Held-out log loss {format_float(run.eval.get('log_loss'))}{when}; AUC is undefined on these samples: "

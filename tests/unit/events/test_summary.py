@@ -40,6 +40,17 @@ def test_the_result_in_one_sentence(make_events, values, sentence):
     assert summary.outcome_sentence(read(make_events(**values))).startswith(sentence)
 
 
+@pytest.mark.parametrize(("early", "sentence"), [
+    ({"metric": "auc", "path": "runs/demo/checkpoints/step-000000600"}, "Held-out AUC 0.7800 at step 600, on"),
+    ({"metric": "auc", "path": ""}, "Held-out AUC 0.7500, on"),  # it could not be saved
+    ({"metric": "log_loss", "path": "runs/demo/checkpoints/step-000000600"}, "Held-out AUC 0.7500, on"),
+])
+def test_the_result_is_that_of_the_checkpoint_that_early_stopping_kept(make_events, early, sentence):
+    history = read(make_events(auc=0.75, best_auc=None))
+    history.end = {**history.end, "early_stopping": {**early, "best": 0.78, "best_step": 600}}
+    assert summary.outcome_sentence(history).startswith(sentence)
+
+
 def test_a_lost_loss_is_the_result_whatever_was_held_out(make_events):
     events = make_events()
     events.insert(-1, Event("step", {"step": 1000, "loss": math.nan}, 2e9))
