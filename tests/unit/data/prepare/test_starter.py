@@ -63,7 +63,8 @@ def test_a_log_is_recognized_and_prepared_by_the_spec_alone(tmp_path, suffix, co
 
 
 def test_a_header_that_joined_files_repeat_is_a_header(tmp_path):
-    file, spec = write(tmp_path / "log.csv", {"user": "few", "item": "few", "timestamp": "second"}), tmp_path / "log.toml"
+    file = write(tmp_path / "log.csv", {"user": "few", "item": "few", "timestamp": "second"})
+    spec = tmp_path / "log.toml"
     file.write_text(2 * file.read_text())
     spec.write_text(starter_of_file(file, spec))
     found = load_spec(str(spec)).data
