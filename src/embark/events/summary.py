@@ -256,6 +256,12 @@ def best_checkpoint(end: JsonMap) -> str:
             f"{format_count(state.get('best_step'))}: {where}")
 
 
+def kept_by_early_stopping(end: JsonMap) -> JsonMap:
+    """Return what is known of the best checkpoint, which is the run's model; empty where there is none."""
+    state = end.get("early_stopping")
+    return state if isinstance(state, Mapping) and state.get("path") else {}
+
+
 def _result(run: NewestEvents) -> str:
     loss = to_float(run.step.get("loss"))
     if loss is not None and not math.isfinite(loss):
@@ -266,8 +272,8 @@ def _result(run: NewestEvents) -> str:
     if ranking := ranking_text(run.eval):
         return f"Held-out {ranking}, of {format_count(run.eval.get('num_users'))} users."
     auc, best = to_finite(run.eval.get("auc")), to_finite(run.eval.get("best_auc"))
-    at, early = run.eval.get("step"), run.end.get("early_stopping")
-    if isinstance(early, Mapping) and early.get("metric") == "auc" and early.get("path"):  # it is the run's model
+    at, early = run.eval.get("step"), kept_by_early_stopping(run.end)
+    if early.get("metric") == "auc":
         auc, at = to_finite(early.get("best")), early.get("best_step")
     when = f" at step {format_count(at)}" if to_finite(at) not in (None, run.steps_done) else ""
     if auc is None:

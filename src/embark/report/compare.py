@@ -8,6 +8,7 @@ from typing import Literal
 from embark.errors import UserError
 from embark.events.events import Change, shown_value
 from embark.events.results import Tabular
+from embark.events.summary import kept_by_early_stopping
 from embark.formatting import (
     MISSING,
     format_bytes,
@@ -205,12 +206,9 @@ def _values(context: RunContext) -> Values:
 
 def _held_out(record: Record, name: str) -> float | None:
     """Return the value of the run's model: with early stopping, that of its best checkpoint."""
-    state = record.end.get("early_stopping")
-    if isinstance(state, Mapping) and state.get("path"):
-        steps, values = record.evals.column(name)
-        if len(found := values[steps == state.get("best_step")]):
-            return to_finite(found[-1])
-    return to_finite(record.eval.get(name))
+    steps, values = record.evals.column(name)
+    best = values[steps == kept_by_early_stopping(record.end).get("best_step")]
+    return to_finite(best[-1] if best.size else record.eval.get(name))
 
 
 def _verdict(runs: Sequence[ComparedRun]) -> tuple[str, str]:

@@ -59,10 +59,9 @@ SearchSpace = Mapping[str, Dimension]
 def with_values(spec: RunSpec, values: JsonMap) -> RunSpec:
     """Give some fields other values, lists as text of TOML; raises `SpecError` if the spec does not allow them."""
     raw = spec.model_dump(exclude_unset=True)
-    kind = values.get("model.kind", spec.model.kind)
-    for name, kinds in OWN_FIELDS.items():  # of the spec's own kind
-        if kind not in kinds and spec.model.kind in kinds:
-            raw["model"].pop(name, None)
+    if kind := values.get("model.kind"):  # which has no fields of the spec's own kind
+        raw["model"] = {name: value for name, value in raw.get("model", {}).items()
+                        if name not in OWN_FIELDS or kind in OWN_FIELDS[name]}
     for field, value in values.items():
         is_list = isinstance(value, str) and value.startswith("[")
         put(raw, field, json.loads(value) if is_list else value)

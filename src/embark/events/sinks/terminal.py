@@ -111,8 +111,8 @@ class TerminalView:
         tables = f"{format_bytes(start.get('table_bytes'))} of tables"
         self._say("run", Text(to_one_line(start.get("name", "")), "bold"))
         self._say("on", " · ".join([device, ranks, to_one_line(start.get("precision", ""))]))
-        parameters = f"{format_si(start.get('num_parameters'))} parameters"
-        self._say("model", " · ".join(filter(None, (to_one_line(start.get("model_kind", "")), parameters, tables))))
+        kind = to_one_line(start.get("model_kind", ""))
+        self._say("model", f"{kind} · {format_si(start.get('num_parameters'))} parameters · {tables}")
         if stream := to_one_line(start.get("stream", "")):
             self._say("stream", f"{stream} · batch {count['batch_size']}, each row scored before it is trained on")
         else:
