@@ -2,7 +2,8 @@
 
 Each connection goes to the process that has the fewest. Tables are mapped from files, so that all processes share their
 pages; each has copies of those only that a delta changed. A new version is loaded and checked by every process before
-any answers with it, and refused by all where one refuses it. A process that ends is replaced.
+any answers with it, and refused by all where one refuses it. A process that ends is replaced; while none is left,
+clients wait. The server ends only when none is left and several attempts to start one have failed.
 """
 
 import logging
@@ -36,6 +37,7 @@ from embark.serve.worker import CALL_S, ProcessChannel, WorkerSettings, run_work
 from embark.spec.serve import DRAIN_S
 
 PRELOADED = ("embark.serve.worker", "embark.trainers.torch.scoring.open_model")  # Once, before processes are forked.
+MAX_FAILURES = 3  # Failed attempts to replace a process after which a server without any process ends.
 MAX_RESTART_S = 60.0  # Longest pause between two attempts to replace a process.
 _EXIT_S = 10.0
 _ACCEPTED_AT_ONCE = 64
@@ -69,7 +71,7 @@ class WorkerPool:
         self._stopping = threading.Event()
         self._wake, self._woken = socket.socketpair()
         self._active = self._previous = self._prepared = VersionId(0, "")  # The previous one is kept for a rollback.
-        self._why = ""  # Why a process is missing.
+        self._failures: list[str] = []  # Why processes could not be replaced, since one was.
         self.current: int | None = None
         self.refused: VersionChange | None = None
 
@@ -162,6 +164,8 @@ class WorkerPool:
         needed."""
         with self._lock:
             workers = list(self._workers)
+        if is_needed and not workers:
+            raise Fault(f"no worker process is there to {name}", fix=_FEWER)
         answers = {worker: worker.channel.submit(name, *args) for worker in workers}
         wait_for_all(answers.values(), None if is_needed else CALL_S)
         found = {}
@@ -201,17 +205,23 @@ class WorkerPool:
                     worker.channel.submit("serve", self.current, self.refused).result()
                     with self._lock:
                         self._workers.append(worker)
-                    with suppress(OSError):  # the server has ended
-                        self._wake.send(b"\0")
+                        self._failures.clear()
+                    self._look_again()
                     return
                 except (EmbarkError, OSError) as error:
                     if self._stopping.is_set():
                         return
-                    self._why = f"it cannot be replaced: {error}"
+                    self._failures.append(str(error))
                     _log.warning("a worker process cannot be replaced yet: %s", error)
                     self._end(worker)
+                    self._look_again()
             self._stopping.wait(delay_s)
             delay_s = min(2 * delay_s, MAX_RESTART_S)
+
+    def _look_again(self) -> None:
+        """Let the loop that accepts connections see which processes there are."""
+        with suppress(OSError):  # it was told already, or the server has ended
+            self._wake.send(b"\0")
 
     # What the processes count.
 
@@ -297,8 +307,9 @@ class WorkerPool:
                 sources: dict[Any, _Worker | None] = {listener: None, self._woken: None}
                 for worker in self._workers:
                     sources |= {worker.handed: worker, worker.process.sentinel: worker}
-            if len(sources) == 2:
-                raise Fault(f"no worker process is left: {self._why}", fix=_FEWER)
+            if len(sources) == 2 and (len(self._failures) >= MAX_FAILURES or self._stopping.is_set()):
+                raise Fault(f"no worker process is left, and none can be started: "
+                            f"{self._failures[-1] if self._failures else 'it is stopping'}", fix=_FEWER)
             for ready in wait(list(sources), wait_s):
                 known = sources[ready]
                 if ready is listener:
@@ -310,7 +321,6 @@ class WorkerPool:
                     with suppress(OSError):
                         known.num_open -= len(known.handed.recv(4_096))
                 elif known and known in self._workers:
-                    self._why = f"the last one ended ({_how(known.process)})"
                     _log.warning("worker process %s ended (%s); another one is started", known.process.pid,
                                  _how(known.process))
                     self._remove(known)

@@ -18,10 +18,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from served_models import ROWS, is_closed, use_server, while_serving
 
 from embark import serve_model
-from embark.errors import UserError
+from embark.errors import Fault, UserError
 from embark.events.events import read_events
 from embark.report.record import Record
-from embark.serve import server
+from embark.serve import server, worker_pool
 from embark.serve.app import ServeLimits
 from embark.serve.endpoint import Endpoint
 from embark.serve.server import limits_of_worker, workers_on
@@ -108,6 +108,35 @@ def test_a_killed_process_is_replaced_and_others_fail_no_request(artifact):
     assert (statuses, alive, new) == ([200] * 4, [200] * 2, [200] * 4)  # two of the four connections were the other's
     counted = "embark_serve_requests_total", "/score", "200"
     assert (before[counted], after[counted]) == (4, 10)
+
+
+def test_clients_wait_while_all_processes_are_replaced(artifact):
+    def use(client):
+        counted = values(client)["embark_serve_workers",]
+        for _ in range(2):
+            killed = multiprocessing.active_children()
+            for process in killed:
+                os.kill(process.pid, signal.SIGKILL)
+            for process in killed:
+                process.join(HANG_S)
+            assert client("POST", "/score", {"rows": ROWS[:2]})[0] == 200  # answered by a process started since
+            wait_until(lambda: values(client)["embark_serve_workers",] == 2)
+        return counted
+
+    assert while_serving(artifact, use, workers=2) == 2
+
+
+def test_a_server_without_processes_ends_when_none_can_be_started(artifact, monkeypatch):
+    def refuse(*_args):
+        raise Fault("the versions are gone")
+
+    def kill_all(_listening):
+        monkeypatch.setattr(worker_pool, "fetch_version", refuse)
+        for process in multiprocessing.active_children():
+            os.kill(process.pid, signal.SIGKILL)
+
+    with pytest.raises(Fault, match="no worker process is left.*the versions are gone"):
+        server.serve(artifact.uri, endpoint=Endpoint(port=0), on_start=kill_all, workers=2)
 
 
 def test_sigterm_answers_every_request_that_a_process_has_begun_to_read(artifact):
