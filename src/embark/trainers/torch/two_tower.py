@@ -128,7 +128,7 @@ class CandidateSoftmax(nn.Module):
         own = samples + dist.get_rank() * len(label)
         # The sample's own item is the answer; the same item elsewhere is no negative.
         is_left_out = (every_id[None, :] == ids[:num_samples, None]) | ~every_candidate[None, :]
-        is_left_out[samples, own] = False
+        is_left_out.scatter_(1, own[:, None], False)  # not by an index, for which the host would wait
         logits = logits.masked_fill(is_left_out, float("-inf"))
         losses = torch.nn.functional.cross_entropy(logits, own, reduction="none") * is_positive
         num_positives = gathered(is_positive).sum().clamp(min=1)
