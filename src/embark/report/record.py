@@ -13,7 +13,6 @@ from embark.events.metrics import DYNAMIC_METRICS
 from embark.events.monitoring import SLOW_RANK
 from embark.events.quality import Quality
 from embark.events.spending import Attempt, Interruption, Spending, attempts, interruptions, spending
-from embark.events.summary import kept_by_early_stopping
 from embark.events.traffic import TrafficRecord
 from embark.formatting import strip_control_chars, to_finite
 from embark.report.rows import Rows
@@ -121,13 +120,6 @@ class Record(NewestEvents):
 
     def of_kind(self, kind: str) -> list[Event]:
         return [event for event in self._milestones if event.kind == kind]
-
-    @property
-    def held_out(self) -> JsonMap:
-        """The evaluation of the run's model: of the checkpoint that early stopping kept, or else the last one."""
-        kept_step = kept_by_early_stopping(self.end).get("best_step")
-        found = [event.values for event in self.of_kind("eval") if event.values.get("step") == kept_step]
-        return found[-1] if found else self.eval
 
     @property
     def saves(self) -> list[Save]:
@@ -256,7 +248,7 @@ class Record(NewestEvents):
         elif kind == "resume":
             self._resume_from(to_finite(values.get("step")) or 0.0)
         elif kind == "eval":
-            self.eval = values
+            self.add_eval(values)
             self.evals.add((values.get("step"), event.time_s, *(values.get(name) for name in EVALS)))
         elif kind == "note":
             self.num_notes += 1
