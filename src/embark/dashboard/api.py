@@ -51,7 +51,7 @@ def summary(run: WatchedRun, now_s: float) -> JsonDict:
     """Return a run as a line of the list."""
     with run.lock:
         record, status = run.record, run.status(now_s)
-        step, held = record.step, record.eval
+        step, held = record.step, record.held_out
         return {
             "id": run.id, "name": to_one_line(run.name), "uri": to_one_line(run.files.uri), "version": run.version,
             "state": status.state, "sentence": status.sentence[:MAX_TEXT], "last_s": status.last_s,
@@ -103,9 +103,9 @@ def detail(run: WatchedRun, now_s: float) -> JsonDict:
             "notes": [{"time_s": event.time_s, "level": to_one_line(event.values.get("level", "")),
                        "text": strip_control_chars(event.values.get("text", ""))[:MAX_TEXT]}
                       for event in record.of_kind("note")[-MAX_NOTES:]],
-            "evals": {name: to_finite(record.eval.get(name))
+            "evals": {name: to_finite(record.held_out.get(name))
                       for name in ("step", "num_samples", *HELD_OUT, "best_auc", "best_log_loss")},
-            "tasks": [asdict(row) for row in task_rows(record.eval, record.step)],
+            "tasks": [asdict(row) for row in task_rows(record.held_out, record.step)],
             "spec": redact(strip_control_chars(run.spec_text)),
             "tuning": run.tune.shown,
         }

@@ -142,7 +142,7 @@ def _rows(views: Sequence[View]) -> Table:
         record, usd = view.record, view.spent.usd if view.spent else None
         steps = f"{format_count(record.steps_done)}/{format_count(record.num_steps)}" if record.start else ""
         left_s = record.seconds_left if view.status.state == "running" else None
-        table.add_row(Text(view.name), view.label, steps, _loss(record), format_float(record.eval.get("auc")),
+        table.add_row(Text(view.name), view.label, steps, _loss(record), format_float(record.held_out.get("auc")),
                       "" if left_s is None else format_clock(left_s), format_si(view.samples_per_s),
                       "" if usd is None else format_usd(usd))
     return table
@@ -184,7 +184,7 @@ def _facts(view: View) -> Iterator[tuple[str, str]]:
     rate, step_s = view.samples_per_s, record.median("step_s")
     if record.step:
         yield "train", f"loss {_loss(record)} · AUC {format_auc(record.step)}"
-    if held := record.eval:
+    if held := record.held_out:
         yield "held out", f"log loss {format_float(held.get('log_loss'))} · AUC {format_float(held.get('auc'))}"
     if rate is not None:
         yield "pace", f"{format_si(rate)} samples/s" + (f" · {format_step_time(step_s)} a step" if step_s else "")

@@ -10,6 +10,7 @@ import shlex
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import field
@@ -20,6 +21,8 @@ from typing import IO, Any, Protocol
 from embark.errors import Fault
 from embark.formatting import format_count, redact, to_finite, to_one_line
 from embark.values import JsonMap, frozen
+
+MAX_EVALS = 1_000  # Evaluations in memory: the best one is seldom older.
 
 
 def uptime_s() -> float:
@@ -127,6 +130,7 @@ class NewestEvents(ABC):
         self.start: JsonMap = {}
         self.step: JsonMap = {}
         self.eval: JsonMap = {}
+        self._evals: deque[JsonMap] = deque(maxlen=MAX_EVALS)
         self.save: JsonMap = {}
         self.end: JsonMap = {}
         self.error: JsonMap = {}
@@ -143,6 +147,22 @@ class NewestEvents(ABC):
     @abstractmethod
     def seconds_left(self) -> float | None:
         """Time left at the pace of the last steps."""
+
+    def add_eval(self, values: JsonMap) -> None:
+        self.eval = values
+        self._evals.append(values)
+
+    @property
+    def kept(self) -> JsonMap:
+        """What is known of the checkpoint that early stopping kept, which is the run's model; empty without one."""
+        state = self.end.get("early_stopping")
+        return state if isinstance(state, Mapping) and state.get("path") else {}
+
+    @property
+    def held_out(self) -> JsonMap:
+        """The evaluation of the run's model: of the checkpoint that early stopping kept, or else the last one."""
+        found = [values for values in self._evals if self.kept and values.get("step") == self.kept.get("best_step")]
+        return found[-1] if found else self.eval
 
     @property
     def num_steps(self) -> int:

@@ -69,7 +69,7 @@ class History(NewestEvents):
         values, kind = event.values, event.kind
         self.quality.add(event)
         step = to_finite(values.get("step"))
-        if kind in ("start", "eval", "save", "predict", "interrupt", "end", "step"):
+        if kind in ("start", "save", "predict", "interrupt", "end", "step"):
             setattr(self, kind, values)
         if kind == "start":
             self._steps_done = int(to_finite(values.get("first_step")) or 0)
@@ -80,6 +80,8 @@ class History(NewestEvents):
             self._tick(event)
         elif kind in ("resume", "end"):
             self._steps_done = int(step or (self.steps_done if kind == "end" else 0))
+        if kind == "eval":
+            self.add_eval(values)
         if kind in ("eval", "save"):
             self._ticks.clear()  # their time says nothing about the steps to come
         for (of_kind, name), series in self._curves.items():
@@ -180,7 +182,7 @@ def _chart_rows(chart: Chart) -> list[Text]:
 
 def metrics(history: History, width: int) -> RenderableType | None:
     """Show the held-out metrics beside their ceiling and the last training window."""
-    held, step = history.eval, history.step
+    held, step = history.held_out, history.step
     if not held:
         return None
     names = RANKING if RANKING[0] in held else HELD_OUT
@@ -223,7 +225,7 @@ def ranking_text(evaluated: JsonMap) -> str:
 
 def tasks(history: History) -> RenderableType | None:
     """Show the metrics of each task, if there are several."""
-    rows = task_rows(history.eval, history.step)
+    rows = task_rows(history.held_out, history.step)
     return _table(["task", "metric", "held out", "ceiling", "train"], map(astuple, rows)) if rows else None
 
 
@@ -256,34 +258,29 @@ def best_checkpoint(end: JsonMap) -> str:
             f"{format_count(state.get('best_step'))}: {where}")
 
 
-def kept_by_early_stopping(end: JsonMap) -> JsonMap:
-    """Return what is known of the best checkpoint, which is the run's model; empty where there is none."""
-    state = end.get("early_stopping")
-    return state if isinstance(state, Mapping) and state.get("path") else {}
-
-
 def _result(run: NewestEvents) -> str:
     loss = to_float(run.step.get("loss"))
     if loss is not None and not math.isfinite(loss):
         return f"The loss became {format_float(loss)}: nothing was learned after that."
-    if not run.eval:
+    held = run.held_out
+    if not held:
         return (f"Trained to step {format_count(run.steps_done)}: training loss {format_float(loss)}; "
                 "no samples were held out.")
-    if ranking := ranking_text(run.eval):
-        return f"Held-out {ranking}, of {format_count(run.eval.get('num_users'))} users."
-    auc, best = to_finite(run.eval.get("auc")), to_finite(run.eval.get("best_auc"))
-    at, early = run.eval.get("step"), kept_by_early_stopping(run.end)
-    if early.get("metric") == "auc":
-        auc, at = to_finite(early.get("best")), early.get("best_step")
+    if ranking := ranking_text(held):
+        return f"Held-out {ranking}, of {format_count(held.get('num_users'))} users."
+    auc, best = to_finite(held.get("auc")), to_finite(held.get("best_auc"))
+    at = held.get("step")
+    if run.kept.get("metric") == "auc":  # also where an attempt before this one evaluated it
+        auc, at = to_finite(run.kept.get("best")), run.kept.get("best_step")
     when = f" at step {format_count(at)}" if to_finite(at) not in (None, run.steps_done) else ""
     if auc is None:
-        return (f"Held-out log loss {format_float(run.eval.get('log_loss'))}{when}; AUC is undefined on these samples: "
+        return (f"Held-out log loss {format_float(held.get('log_loss'))}{when}; AUC is undefined on these samples: "
                 "it needs both labels.")
     sentence = f"Held-out AUC {format_float(auc)}{when}"
     if auc <= 0.5:
         return f"{sentence}: no better than chance (0.5)."
     if best is None or best <= 0.5:
-        return f"{sentence}, on {format_count(run.eval.get('num_samples'))} samples."
+        return f"{sentence}, on {format_count(held.get('num_samples'))} samples."
     if auc >= best:
         return f"{sentence}: the best any model could reach on these samples ({format_float(best)})."
     share = min(99, round(100 * (auc - 0.5) / (best - 0.5)))

@@ -544,6 +544,19 @@ def delta_chain(versions: CheckpointStore, chosen: Checkpoint, until: str = "") 
     return chain
 
 
+def check_sizes(versions: CheckpointStore, chosen: Checkpoint, fix: str) -> None:
+    """Raise if a file of a version, or of one that it is a delta of, is gone or has another size."""
+    for link in delta_chain(versions, chosen):
+        for name, mark in link.files.items():
+            try:
+                size = versions.store.size(f"{link.name}/{name}")
+            except NotFound:
+                size = 0
+            if size != mark.size_bytes:
+                raise DataError(f"{versions.where(link.step)} is damaged: {name} has {size:,} bytes instead of "
+                                f"{mark.size_bytes:,}", fix=fix)
+
+
 def parent_values(parent: Checkpoint) -> JsonDict:
     """Return what the commit record of a delta says about the version that it changes."""
     return {PARENT: parent.step, PARENT_IDENTITY: identity_of(parent),

@@ -3,8 +3,8 @@
 from embark.errors import DataError, UserError
 from embark.export.artifact import (
     CANDIDATE,
+    check_sizes,
     current_version,
-    delta_chain,
     no_versions,
     open_versions,
     read_gate,
@@ -13,7 +13,6 @@ from embark.export.artifact import (
 from embark.export.delta import PARENT, identity_of
 from embark.formatting import to_finite
 from embark.store import Checkpoint, CheckpointStore
-from embark.store.errors import NotFound
 from embark.values import frozen
 
 
@@ -76,15 +75,7 @@ def rollback(uri: str, version: int | None = None) -> Rollback:
     if chosen not in numbers:
         no_earlier = f"version before {previous}, which is current" if previous else "current version: name one"
         raise UserError(f"{uri}: has no {no_earlier if version is None else f'version {version}'}", fix=every)
-    for link in delta_chain(versions, committed[numbers.index(chosen)]):  # raises if a version that it needs is gone
-        for name, mark in link.files.items():
-            try:
-                size = versions.store.size(f"{link.name}/{name}")
-            except NotFound:
-                size = 0
-            if size != mark.size_bytes:
-                raise DataError(f"{versions.where(link.step)} is damaged: {name} has {size:,} bytes instead of "
-                                f"{mark.size_bytes:,}", fix=every)
+    check_sizes(versions, committed[numbers.index(chosen)], every)
     now = set_current(versions, chosen, reason="rollback")
     return Rollback(uri, chosen, now.identity, now.previous or previous)
 

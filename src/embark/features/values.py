@@ -32,7 +32,7 @@ GROUPED: dict[str, str] = {sign: rf"[+-]?(([0-9]{{1,3}}({between}[0-9]{{3}})+|[0
 MICROS_PER_UNIT = {"s": 1_000_000, "ms": 1_000}
 MICROS_PER_HOUR, MICROS_PER_DAY = 3_600_000_000, 86_400_000_000
 MAX_MICROS = 253_402_300_800_000_000  # The year 10,000.
-_COMMON = {"s": (900_000_000, 2_200_000_000), "ms": (900_000_000_000, 2_200_000_000_000)}
+_COMMON = {"s": (788_900_000, 2_200_000_000), "ms": (788_900_000_000, 2_200_000_000_000)}
 _YEAR_10000_S = MAX_MICROS / 1e6  # Neither seconds nor milliseconds are as large: microseconds perhaps.
 _LAST_SECONDS = 1e11  # Larger numbers are milliseconds since 1970.
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

@@ -115,6 +115,9 @@ def resolve_data(spec: RunSpec, num_samples: int | None = None) -> tuple[RunSpec
                          f"{spec.data.path}/{MANIFEST}")
         return _listed(resolve_from_manifest(spec, manifest)), given or found
     if not spec.model.gives_tables:
+        if folder is not None and spec.data.prepare.input:
+            raise UserError(f"{spec.data.path}: no prepared data yet, which says the tables of the model",
+                            fix="`embark data prepare SPEC` writes it; or give [model] its tables")
         raise UserError(f"{spec.data.path}: cannot read the tables from here",
                         fix="give [model] its tables, or plan where the data is")
     return _listed(spec), given

@@ -17,6 +17,7 @@ from embark.export.artifact import (
     Artifact,
     CurrentChanged,
     CurrentVersion,
+    check_sizes,
     current,
     current_version,
     delta_chain,
@@ -86,6 +87,9 @@ def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = 
     candidate = _candidate(versions, trained)
     record = read_gate(versions, candidate.step) if candidate else None
     if candidate is not None and record is not None:
+        if current_version(versions) == candidate.step:
+            check_sizes(versions, candidate, fix=f"`embark export {trained.run_dir.uri} --to {uri}` writes the run as "
+                        f"a new version; `embark rollback {uri} VERSION` makes another one current")
         return _result(versions, trained, candidate, record, is_new=False)
     verdict = None
     with open_gate_rows(trained, bounds) if bounds.gate else nullcontext() as rows:

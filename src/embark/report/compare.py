@@ -8,7 +8,6 @@ from typing import Literal
 from embark.errors import UserError
 from embark.events.events import Change, shown_value
 from embark.events.results import Tabular
-from embark.events.summary import kept_by_early_stopping
 from embark.formatting import (
     MISSING,
     format_bytes,
@@ -24,7 +23,6 @@ from embark.formatting import (
 from embark.report.charts import format_time, overlaid
 from embark.report.context import RunContext, State, read_run
 from embark.report.document import Code, Document, Table, Tile, Tone, Words, sections_with_something
-from embark.report.record import Record
 from embark.report.report import TONES
 from embark.report.spec_rows import differences, field_of
 from embark.values import JsonDict, frozen
@@ -196,19 +194,12 @@ def compare_document(found: Comparison) -> Document:
 def _values(context: RunContext) -> Values:
     record, spent = context.record, context.spent
     return {
-        **{f"eval_{name}": _held_out(record, name) for name in ("auc", "log_loss", "normalized_entropy")},
+        **{f"eval_{name}": to_finite(record.held_out.get(name)) for name in ("auc", "log_loss", "normalized_entropy")},
         "loss": to_finite(record.step.get("loss")), "steps": float(record.steps_done),
         "num_samples": record.num_samples, "samples_per_s": record.samples_per_s, "step_s": record.step_s,
         "held_s": record.held_s if record.start else None, "peak_bytes": to_finite(record.end.get("peak_bytes")),
         "usd": spent.usd if spent is not None else None, "num_interruptions": float(len(context.interruptions)),
     }
-
-
-def _held_out(record: Record, name: str) -> float | None:
-    """Return the value of the run's model: with early stopping, that of its best checkpoint."""
-    steps, values = record.evals.column(name)
-    best = values[steps == kept_by_early_stopping(record.end).get("best_step")]
-    return to_finite(best[-1] if best.size else record.eval.get(name))
 
 
 def _verdict(runs: Sequence[ComparedRun]) -> tuple[str, str]:

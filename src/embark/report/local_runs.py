@@ -76,7 +76,7 @@ def _local_run(path: Path) -> LocalRun:
     files = [file for file in path.rglob("*") if file.is_file() and not file.is_symlink()]
     return LocalRun(
         name=context.name, uri=str(path), state=context.status.state, step=record.steps_done,
-        num_steps=record.num_steps or 0, held_out_auc=record.eval.get("auc"),
-        held_out_normalized_entropy=record.eval.get("normalized_entropy"),
+        num_steps=record.num_steps or 0, held_out_auc=record.held_out.get("auc"),
+        held_out_normalized_entropy=record.held_out.get("normalized_entropy"),
         size_bytes=sum(file.stat().st_size for file in files), changed_s=record.last_s,
         held_by=holder.name if (holder := current_holder(RunDir(str(path)).store)) else "")

@@ -248,7 +248,7 @@ class Record(NewestEvents):
         elif kind == "resume":
             self._resume_from(to_finite(values.get("step")) or 0.0)
         elif kind == "eval":
-            self.eval = values
+            self.add_eval(values)
             self.evals.add((values.get("step"), event.time_s, *(values.get(name) for name in EVALS)))
         elif kind == "note":
             self.num_notes += 1

@@ -110,7 +110,7 @@ def _facts(context: RunContext) -> Iterator[str]:
 
 def _tiles(context: RunContext) -> tuple[Tile, ...]:
     record, spent, num_stops = context.record, context.spent, len(context.interruptions)
-    held, step = record.eval, record.step
+    held, step = record.held_out, record.step
     tiles = []
     if (auc := to_finite(held.get("auc"))) is not None:
         best = to_finite(held.get("best_auc"))
@@ -142,8 +142,8 @@ def _tiles(context: RunContext) -> tuple[Tile, ...]:
 
 
 def _held_out(record: Record) -> Iterator[Block]:
-    """Yield the last evaluation beside the best of the run and the ceiling."""
-    held = record.eval
+    """Yield the evaluation of the run's model beside the best of the run and the ceiling."""
+    held = record.held_out
     if not held:
         return
     rows: list[tuple[str, ...]] = []
@@ -294,7 +294,7 @@ def write_report(context: RunContext, document: Document, *, out: str = "") -> W
     record = context.record
     return WrittenReport(
         run=context.uri, report=write_page(target, html_page(document)), state=context.status.state,
-        sentence=document.sentence, steps=record.steps_done, eval=record.eval, held_s=record.held_s)
+        sentence=document.sentence, steps=record.steps_done, eval=record.held_out, held_s=record.held_s)
 
 
 def write_page(target: str, text: str) -> str:

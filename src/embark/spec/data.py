@@ -145,7 +145,7 @@ class PrepareSpec(Section):
     """Decimal sign of numbers in text, whose other sign may stand between thousands: `","` for `1.234,50`, `"."` for
     `1,234.50`. Empty: by the values of each column, if only one can be meant."""
     time_unit: Literal["auto", "s", "ms"] = "auto"
-    """Unit of times that are numbers, counted from 1970; `auto`: seconds or milliseconds if all are of 1998 to 2039."""
+    """Unit of times that are numbers, counted from 1970; `auto`: seconds or milliseconds if all are of 1995 to 2039."""
     missing: Names = ("", "NA", "null", "NULL", "None", "nan", "NaN", "\\N")
     """Text that means no value, also with spaces around it. A missing number counts as the mean of its column, a
     missing id becomes id 0."""

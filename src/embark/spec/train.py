@@ -121,7 +121,8 @@ class TrainSpec(Section):
     dense_init: Literal["uniform", "centered"] = "uniform"
     """Initial weights of the bottom MLP. `centered`: as if each dense column had been standardized, and each unit
     shifted to a mean of zero before its ReLU, by the first training rows, so that no unit is zero for all rows. The
-    choice for data of your own where no rate and no optimizer is named; with JAX it has no effect."""
+    choice for data of your own where no rate and no optimizer is named, and small tables begin small with it
+    (`init_range`); with JAX it has no effect on the bottom MLP."""
     seed: NonNegativeInt = 1
     """Seed of the initial weights, which are the same at any number of ranks."""
     warm_start: str = ""
@@ -212,11 +213,11 @@ def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples:
     is_own_data = spec.data.kind != "synthetic"
     is_free = is_own_data and named.isdisjoint({*RATES, "optimizer", "dense_optimizer"})
     suited, full_rate_batch = suited_batch(num_train_samples), FULL_RATE_BATCH
-    if is_free:
-        spec = _with_suited_model(spec, num_train_samples)
-        if spec.model.kind == "tabm" and num_train_samples < LARGEST_WIDTH**2:
-            suited = suited_batch(num_train_samples, TABM_STEPS_PER_EPOCH, FULL_RATE_BATCH)
-            full_rate_batch = TABM_FULL_RATE_BATCH
+    if is_free or (is_own_data and train.dense_init == "centered"):
+        spec = _with_suited_model(spec, num_train_samples, is_free)
+    if is_free and spec.model.kind == "tabm" and num_train_samples < LARGEST_WIDTH**2:
+        suited = suited_batch(num_train_samples, TABM_STEPS_PER_EPOCH, FULL_RATE_BATCH)
+        full_rate_batch = TABM_FULL_RATE_BATCH
     if "batch_size" not in named:
         changes["batch_size"] = suited
     batch_size = changes.get("batch_size", train.batch_size)
@@ -234,15 +235,16 @@ def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples:
     return _changed(spec, changes)
 
 
-def _with_suited_model(spec: RunSpec, num_train_samples: int) -> RunSpec:
-    """Give a model of pooled vectors the sizes that suit the samples, and small tables small initial values."""
+def _with_suited_model(spec: RunSpec, num_train_samples: int, is_free: bool) -> RunSpec:
+    """Give a model of pooled vectors small initial values in small tables and, if it `is_free`, the kind and the sizes
+    that suit the samples."""
     model, changes = spec.model, dict[str, Any]()
     if model.kind not in POOLED_KINDS:
         return spec
-    if suits_members(spec) and num_train_samples < LARGEST_WIDTH**2:
+    if is_free and suits_members(spec) and num_train_samples < LARGEST_WIDTH**2:
         changes |= {"kind": "tabm", "num_members": MEMBERS}
     left_out = {name: size for name, size in suited_sizes(num_train_samples).items()
-                if name not in model.model_fields_set}
+                if is_free and name not in model.model_fields_set}
     if any(table.dim for table in model.tables):
         left_out.pop("embedding_dim", None)
     tables = tuple(table.model_copy(update={"init_range": INIT_RANGE})

@@ -3,8 +3,10 @@
 import errno
 import fcntl
 import os
+import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
+from glob import escape
 from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
@@ -35,6 +37,30 @@ def scratch_for(path: Path) -> Iterator[Path]:
         _sync(path.parent)  # a rename is on disk only when its directory is
     finally:
         scratch.unlink(missing_ok=True)
+
+
+@contextmanager
+def scratch_folder_for(path: Path) -> Iterator[Path]:
+    """Give a folder beside `path`, deleted at the end of the block. Those that killed processes left for `path` are
+    deleted first: no process holds their locks."""
+    for left in path.parent.glob(f".{escape(path.name[:100])}.{12 * '?'}{SCRATCH_SUFFIX}"):
+        with suppress(OSError), ExitStack() as at_end:
+            _lock(left, at_end)
+            shutil.rmtree(left)
+    scratch = _scratch(path)
+    scratch.mkdir()
+    with ExitStack() as at_end:
+        at_end.callback(shutil.rmtree, scratch, ignore_errors=True)
+        with suppress(OSError):  # a file system without locks, where nothing is deleted that others may use
+            _lock(scratch, at_end)
+        yield scratch
+
+
+def _lock(folder: Path, until: ExitStack) -> None:
+    """Lock a folder until then; raises `OSError` if another process has, or if there are no locks."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    until.callback(os.close, descriptor)
+    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def make_directory(path: Path) -> None:

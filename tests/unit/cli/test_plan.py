@@ -12,6 +12,7 @@ from limits import HANG_S
 from plan_setups import written_calibration
 from prepared_rows import FIXED, make_prepared
 
+from embark.__main__ import run
 from embark.catalog.pricing import POD_GRACE_S
 from embark.cli.console import Console
 from embark.cli.plan import plan as plan_command
@@ -216,6 +217,20 @@ def test_data_elsewhere_cannot_say_its_tables():
     with pytest.raises(EmbarkError, match="cannot read the tables from here") as caught:
         plan_command("bare.toml", set_=[*STORED, *P4D], console=Console(), samples=10**9)
     assert caught.value.exit_code == ExitCode.BAD_INPUT
+
+
+@pytest.mark.parametrize("name", ["clicks", "ratings"])
+def test_data_that_is_not_prepared_yet_is_named_with_its_command(capsys, name):
+    rows = "".join(f"{at % 20},{at % 30},{at % 2 if name == 'clicks' else 1_700_000_000 + at}\n" for at in range(400))
+    Path(f"{name}.csv").write_text("user,item," + ("clicked" if name == "clicks" else "timestamp") + "\n" + rows)
+    assert run(["init", f"{name}.csv"]) == ExitCode.DONE
+    capsys.readouterr()
+    assert run(["plan", f"{name}.toml"]) == ExitCode.BAD_INPUT
+    error = capsys.readouterr().err
+    assert f"{name}-prepared: no prepared data yet" in error
+    assert f"fix: `embark data prepare {name}.toml` writes it; or give [model] its tables" in error
+    assert run(["data", "prepare", f"{name}.toml", "--quiet"]) == ExitCode.DONE
+    assert run(["plan", f"{name}.toml"]) == ExitCode.DONE
 
 
 @pytest.mark.slow

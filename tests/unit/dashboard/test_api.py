@@ -76,6 +76,16 @@ def test_what_happened_is_marked_on_the_time_line(folder: Path):
     assert (kinds.count("save"), kinds.count("eval")) == (4, 4)
 
 
+def test_the_page_shows_the_checkpoint_that_early_stopping_kept(tmp_path: Path):
+    folder = write_run(tmp_path / "early", rich=True, ends=False)
+    append(folder, line("eval", time.time(), step=200, auc=0.71, log_loss=0.7, normalized_entropy=0.91))
+    assert overview(folder)["eval_auc"] == 0.71
+    append(folder, line("end", time.time(), outcome="done", step=200, early_stopping={
+        "metric": "auc", "best": 0.79, "best_step": 100, "path": "runs/early/checkpoints/step-000000100"}))
+    shown = overview(folder)
+    assert (shown["eval_auc"], shown["eval_normalized_entropy"], shown["evals"]["step"]) == (0.79, 0.66, 100)
+
+
 def test_secrets_are_cut_out_of_the_spec_and_of_log_lines(folder: Path):
     secret = "password=c2VjcmV0LXNlY3JldA"
     (folder / "spec.toml").write_text(f'name = "{secret}"\n')

@@ -99,6 +99,16 @@ def test_several_runs_are_rows_with_their_states():
     assert any("NVIDIA H200" in line for line in lines)  # the one that runs, in full below
 
 
+def test_the_checkpoint_that_early_stopping_kept_stands_for_its_run():
+    kept = {"metric": "auc", "best": 0.77, "best_step": 50, "path": "runs/demo/checkpoints/step-000000050"}
+    stopped = [*events(), Event("eval", {"step": 60, "auc": 0.71, "log_loss": 0.6}, BEGAN_S + 60),
+               Event("end", {"outcome": "done", "step": 60, "early_stopping": kept}, BEGAN_S + 61)]
+    lines = shown([view(stopped, name="one"), view(stopped, name="two")], 120, 40).splitlines()
+    rows = [line for line in lines if line.startswith(("one", "two")) and "60/100" in line]
+    assert ["0.7700" in row for row in rows] == [True, True]
+    assert any("held out log loss 0.4500 · AUC 0.7700" in line for line in lines)
+
+
 def test_a_killed_run_is_shown_as_such_with_its_way_back():
     text = shown([view(events(), 7200.0)], 140)
     assert "killed" in text

@@ -1,8 +1,10 @@
 """The sentence at the end is true."""
 
 import math
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from embark.events import summary
 from embark.events.events import Event
@@ -49,6 +51,26 @@ def test_the_result_is_that_of_the_checkpoint_that_early_stopping_kept(make_even
     history = read(make_events(auc=0.75, best_auc=None))
     history.end = {**history.end, "early_stopping": {**early, "best": 0.78, "best_step": 600}}
     assert summary.outcome_sentence(history).startswith(sentence)
+
+
+def test_the_closing_figures_are_of_the_checkpoint_that_was_kept(make_events):
+    ranks = {"recall_at_k": 0.4, "ndcg_at_k": 0.3, "hit_at_k": 0.4, "k": 10, "num_users": 50}
+    for metric, more, sentence, shown in (
+        ("log_loss", {}, "Held-out AUC 0.7700 at step 600, on", "0.7700"),
+        ("ndcg_at_k", ranks, "Held-out Recall@10 0.4000", "0.4000"),
+    ):
+        events = make_events(auc=0.75, best_auc=None)
+        for step, changes in ((600, {"auc": 0.77, **more}), (1000, {"auc": 0.75, **dict.fromkeys(more, 0.2)})):
+            evaluated = next(event for event in reversed(events) if event.kind == "eval")
+            events.insert(-1, Event("eval", {**evaluated.values, "step": step, **changes}, evaluated.time_s))
+        history = read(events)
+        assert not summary.outcome_sentence(history).startswith(sentence)
+        history.end = {**history.end, "early_stopping": {
+            "metric": metric, "best": 0.3, "best_step": 600, "path": "runs/demo/checkpoints/step-000000600"}}
+        assert summary.outcome_sentence(history).startswith(sentence)
+        console = Console(width=120, file=StringIO())
+        console.print(summary.metrics(history, 120))
+        assert shown in console.file.getvalue()
 
 
 def test_a_lost_loss_is_the_result_whatever_was_held_out(make_events):

@@ -238,6 +238,24 @@ def test_a_version_that_was_rolled_back_is_not_published_again(tmp_path, capsys)
     assert error.value.fix == f"`embark rollback {run.to} VERSION` makes one current; its versions: 1, 2"
 
 
+@pytest.mark.parametrize(("version", "is_there"), [(1, False), (2, False), (2, True)])
+def test_files_that_the_current_version_lacks_are_named(tmp_path, version, is_there):
+    run = Publishing(tmp_path)
+    run.publish(), run.publish()
+    assert not publisher.publish(run.uri).is_new
+    folder = tmp_path / "at" / f"version-{version:09}"
+    path = max(folder.glob("*.safetensors"), key=lambda path: path.stat().st_size)
+    path.write_bytes(b"") if is_there else path.unlink()
+    with pytest.raises(DataError) as of_rollback:
+        rollback(run.to, 2)
+    with pytest.raises(DataError, match=f"{version} is damaged: {path.name} has 0 bytes instead of [1-9]") as error:
+        publisher.publish(run.uri)
+    assert of_rollback.value.what == error.value.what
+    command = error.value.fix.split("`")[1].split()
+    assert embark(command[1:]) == 0
+    assert open_artifact(run.to).version == 3
+
+
 @pytest.mark.parametrize("damage", ["no commit record", "a number that no version has"])
 def test_a_publisher_goes_on_where_the_current_version_is_gone(tmp_path, damage):
     run = Publishing(tmp_path)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
-from watched_runs import write_run
+from watched_runs import append, line, write_run
 
 from embark.__main__ import run
 from embark.report.local_runs import list_local_runs
@@ -31,6 +32,21 @@ def test_runs_are_listed_with_state_and_size(capsys):
     assert all(one["state"] and one["size_bytes"] > 0 for one in listed)
     assert run(["runs", "list"]) == 0
     assert "2 runs in runs" in capsys.readouterr().out
+
+
+def test_a_run_that_stopped_early_is_listed_with_the_checkpoint_kept(capsys):
+    run_dir = write_run(Path("runs") / "one", rich=True, ends=False)
+    early = {"metric": "auc", "best": 0.79, "best_step": 100, "path": "runs/one/checkpoints/step-000000100"}
+    append(run_dir, line("eval", time.time(), step=200, auc=0.71, log_loss=0.7, normalized_entropy=0.91),
+           line("end", time.time(), outcome="done", step=200, early_stopping=early))
+    assert run(["runs", "list", "--json"]) == 0
+    (listed,) = json.loads(capsys.readouterr().out)["runs"]
+    assert (listed["held_out_auc"], listed["held_out_normalized_entropy"]) == (0.79, 0.66)
+    assert run(["report", "one", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["eval"]["step"] == 100
+    text = Path("runs/one/report.html").read_text()
+    assert "0.7900" in text
+    assert "at step 100" in text
 
 
 def test_a_run_killed_before_its_spec_was_saved_is_listed_and_removed(capsys):

@@ -135,7 +135,7 @@ def test_a_server_without_processes_ends_when_none_can_be_started(artifact, monk
         for process in multiprocessing.active_children():
             os.kill(process.pid, signal.SIGKILL)
 
-    with pytest.raises(Fault, match="no worker process is left.*the versions are gone"):
+    with pytest.raises(Fault, match=r"no worker process is left.*the versions are gone"):
         server.serve(artifact.uri, endpoint=Endpoint(port=0), on_start=kill_all, workers=2)
 
 

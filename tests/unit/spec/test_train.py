@@ -146,3 +146,12 @@ def test_the_names_of_tpu_machines_are_told_from_others():
 def test_small_tables_of_own_data_begin_with_small_values():
     tables = [{"name": "a", "rows": 3}, {"name": "b", "rows": 400}, {"name": "c", "rows": 3, "init_range": 0.5}]
     assert [table.init_range for table in model_of(4_000, tables=tables).tables] == [0.05, None, 0.5]
+
+
+def test_named_rates_keep_small_values_with_centered_weights_alone():
+    for init, expected in (("centered", 0.05), ("uniform", None)):
+        spec = resolve({"name": "a", "data": OWN, "model": {"tables": [{"name": "a", "rows": 3}]},
+                        "train": {"learning_rate": 0.1, "dense_init": init}})
+        found = with_train_defaults(spec, 4_000).model
+        assert found.tables[0].init_range == expected
+        assert (found.kind, found.top_mlp) == ("dlrm", spec.model.top_mlp)

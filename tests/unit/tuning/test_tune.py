@@ -140,25 +140,27 @@ def test_trials_of_other_features_prepare_the_data_again(search, tmp_path):
              TuneRequest(trials=2, search=["features.numbers=standardize,piecewise_linear"]))
 
 
-def test_trials_and_the_best_spec_have_the_kind_that_the_data_decides(search, tmp_path):
+def test_trials_and_the_best_spec_begin_with_the_defaults_of_train(search, tmp_path):
     rows = "".join(f"{i % 2},{i % 41}.5,{i * i % 97}.25,{'ab'[i % 2]}\n" for i in range(400))
     (tmp_path / "rows.csv").write_text("label,x,y,word\n" + rows)
     spec = resolve({"name": "own", "store": {"root": str(tmp_path / "runs"), "checkpoint_at_end": True}, "data": {
         "kind": "prepared", "path": str(tmp_path / "data"), "prepare": {"input": str(tmp_path / "rows.csv")}}})
     prepare_from_spec(spec)
-    kinds = []
+    models = []
 
     def auc_of_kind(spec, steps):
-        kinds.append((spec.model.kind, spec.model.num_members))
+        models.append(spec.model)
         return 0.5
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("embark.tuning.tune.open_backend", lambda spec: backend_of(Instants(), auc_of_kind))
         found = tune(spec, TuneRequest(trials=1, search=["features.numbers=auto,standardize"]))
-    assert set(kinds) == {("tabm", 8)}
-    best = load_spec(found.best_spec)
-    assert (best.model.kind, best.model.num_members) == ("tabm", 8)
-    assert best.train == resolve_run(spec).spec.train
+    best, own = load_spec(found.best_spec), resolve_run(spec).spec
+    for model in (*models, best.model, own.model):
+        assert (model.kind, model.num_members) == ("tabm", 8)
+    assert best.train == own.train
+    for model in (*models, resolve_run(best).spec.model, own.model):
+        assert [(table.name, table.init_range) for table in model.tables] == [("word", 0.05)]
 
 
 def test_two_towers_are_searched_by_a_ranking_metric(search, tmp_path):

@@ -151,12 +151,13 @@ def find_times(
 def find_time_column(columns: Sequence[Column]) -> str:
     """Return the name of the column with the times of rows; empty if none has any. A column that is called so, but
     whose format is not known, is returned too: a fault is better than another order. `read_time = 35` is no time."""
-    timed = [column for column in columns if _holds_times(column)]
+    timed = [column for column in columns if holds_times(column)]
     called = [column for column in columns if not holds_numbers(column) or column.name.lower() in WORDS["times"]]
     return find_called(timed or called, "times") or next((column.name for column in timed), "")
 
 
-def _holds_times(column: Column) -> bool:
+def holds_times(column: Column) -> bool:
+    """Tell whether the cells are times; whole numbers also have to be called so."""
     if column.type == "time":
         return True
     may_be_digits = bool(find_called([column], "times"))

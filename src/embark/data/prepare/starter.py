@@ -3,31 +3,38 @@
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import tomli_w
 
-from embark.data.prepare.guess import find_time_column
+from embark.data.prepare.guess import find_time_column, holds_times
 from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.sampling import Column, find_called, is_zero_one, judge, take_sample
+from embark.data.prepare.sampling import Column, find_called, holds_numbers, is_zero_one, judge, take_sample
 from embark.formatting import shortlist
 from embark.spec.data import PrepareSpec
 from embark.values import JsonDict
 
 _LABELS = ("label", "target", "click", "clicked", "class", "y", "outcome", "bought", "converted", "churn")
+_MAX_RATINGS = 20  # Different ones; of users and items there are more, where no times tell a log from a table.
 
 
 def starter_of_file(file: Path, path: Path, *, may_be_log: bool = True) -> str:
     """Return the lines of a spec at `path` for a file of one's own, with what may be its label, or its users and
     items."""
     inputs = Inputs()
-    columns = take_sample(PrepareSpec(), (), inputs, inputs.find(str(file))).columns
+    sample = take_sample(PrepareSpec(), (), inputs, inputs.find(str(file)))
+    columns, is_bare = sample.columns, sample.format == "csv" and not sample.has_header
     prepare: JsonDict = {"input": os.path.relpath(file, path.parent)}
     data: JsonDict = {"kind": "prepared", "path": f"{path.stem}-prepared"}
-    about, more = _log_of(columns) if may_be_log else ("", {})
+    named = _named_as_log(columns) if is_bare else columns
+    about, more = _log_of(named, "places" if is_bare else "names") if may_be_log else ("", {})
+    header = "# The file has no header: data.prepare.column_names names its columns, in order.\n" if is_bare else ""
     if more:
+        if is_bare:
+            prepare["column_names"] = [column.name for column in named]
         written = tomli_w.dumps({"model": {"kind": "sasrec"}, "data": data | more | {"prepare": prepare}})
-        return about + written.replace('"sasrec"', '"sasrec"  # or "hstu"', 1)
+        return about + header + written.replace('"sasrec"', '"sasrec"  # or "hstu"', 1)
     values = {column.name: [value for value, _ in Counter(column.cells).most_common(3)] for column in columns}
     zero_one = {column.name for column in columns if is_zero_one(column)}
     found = [name for name, cells in values.items() if len(cells) == 2 or name in zero_one] or [columns[-1].name]
@@ -37,11 +44,28 @@ def starter_of_file(file: Path, path: Path, *, may_be_log: bool = True) -> str:
         prepare["label_is"] = values[label][-1]  # the rarer one
     of = f"; these may be it: {shortlist(found, 12)}" if len(found) > 1 else ""
     written = tomli_w.dumps({"data": data | {"label": label, "prepare": prepare}})
-    return f"# The label is the column to predict{of}.\n{written}"
+    return f"# The label is the column to predict{of}.\n{header}{written}"
 
 
-def _log_of(columns: Sequence[Column]) -> tuple[str, JsonDict]:
-    """Return why the columns are those of a log, as comments, and which are its own; nothing if they are not."""
+def _named_as_log(columns: Sequence[Column]) -> list[Column]:
+    """Name columns without a header, if they can be users, items, and behind them ratings, times or both; else return
+    none."""
+    are_times = [holds_times(replace(column, name="time")) for column in columns]
+    different = [len({*column.cells}) for column in columns]
+    names = ["user", "item"] + ["time" if is_time else "rating" for is_time in are_times[2:]]
+    is_log = len({*names}) == len(columns) and not any(are_times[:2]) and all(
+        not holds_numbers(column) or all(map(str.isdigit, column.cells)) for column in columns[:2])
+    if "rating" in names:
+        at = names.index("rating")
+        is_log &= holds_numbers(columns[at]) and different[at] <= _MAX_RATINGS
+    if "time" not in names:
+        is_log &= min(different[:2]) > _MAX_RATINGS
+    return [replace(column, name=name) for column, name in zip(columns, names, strict=True)] if is_log else []
+
+
+def _log_of(columns: Sequence[Column], known_by: str) -> tuple[str, JsonDict]:
+    """Return why the columns are those of a log, as comments, and which are its own; nothing if they are not.
+    `known_by` is what tells users and items."""
     user = find_called(columns, "users")
     item = find_called([column for column in columns if column.name != user], "items")
     by_name = {column.name: column for column in columns}
@@ -55,7 +79,7 @@ def _log_of(columns: Sequence[Column]) -> tuple[str, JsonDict]:
         "no column has times, so that the rows of a user count as in order."
     about = f"""\
 # This file is taken for a log, with a row for each item that a user chose; no column looks like a label of 0 and 1.
-# In {num:,} rows checked {user!r} has {num_users:,} users, by its name, and {item!r} {num_items:,} items, by its name;
+# In {num:,} rows checked {user!r} has {num_users:,} users and {item!r} {num_items:,} items, by their {known_by};
 # {when}
 # The model learns what a user chooses next. To predict a column instead, name it in data.label, and leave out [model],
 # time_column and [data.interactions].

@@ -38,9 +38,10 @@ STREAM_FILE = "stream.json"  # A file of checkpoints.
 ENDLESS_STEPS = 1 << 40
 POLL_S = 0.2
 STALLED_S = 60.0  # Warn after this time without a record of a partition that others wait for.
-FIRST_S = 5.0  # Warn after this time if no record was ever read: the address may be wrong.
+FIRST_S = 5.0  # Warn after this time if no record, or none but labels, was ever read.
 UNREADABLE = "num_unreadable"
 WINDOW = 1_000  # Number of the latest records whose drops are counted.
+LABELS_FIX = "if rows carry their labels, leave out stream.key and stream.label_window_s"
 
 
 class StreamSource:
@@ -201,7 +202,18 @@ class StreamSource:
             self._drops.add(why := order.add(partition, checked))
             if why:
                 self._keep_letter(partition, message, why)
+            elif (labels := self._labels_alone(WINDOW)) and None not in map(
+                    checked.value.get, self._check.columns):  # type: ignore[union-attr]  # it is a row
+                raise DataError(f"no record of the stream can be trained on: {labels}", fix=LABELS_FIX)
             self._look_at_drops()
+
+    def _labels_alone(self, least: int = 1) -> str:
+        """Say that labels have come, at least so many, and no row; empty otherwise."""
+        counts, settings = self._order.state.counts, self._settings
+        if counts["num_rows"] or counts["num_labels"] < least:
+            return ""
+        return (f"all {format_count(counts['num_labels'])} records that could be read have a value in column "
+                f"{settings.label!r}, and stream.key = {settings.key!r} makes such a record a label, not a row")
 
     def _keep_letter(self, partition: str, message: Message, why: str) -> None:
         number = self._order.state.drop(why)
@@ -227,12 +239,14 @@ class StreamSource:
                 return found
             if self._is_closed or self._is_stopping():
                 raise StreamStopped
-            limit_s = STALLED_S if self._order.state.offsets else FIRST_S
+            labels = self._labels_alone()
+            limit_s = STALLED_S if self._order.state.offsets and not labels else FIRST_S
             if not has_warned and time.monotonic() - began_s > limit_s:
                 has_warned = True
                 others = "it has none, and the other partitions wait: rows are trained in order of their events"
                 why = reader.problem() or (others if len(self._records) > 1 else "it has no new ones")
                 drops = f"; {self._drops}" if str(self._drops) else ""
+                drops += f"; {labels}: {LABELS_FIX}" if labels else ""
                 self._warn(f"no record of {partition or 'the stream'} for {limit_s:.0f} s: {why}{drops}")
 
     def _opened(self) -> StreamReader:

@@ -39,7 +39,7 @@ class RowCheck:
 
     def __init__(self, settings: OrderSettings, columns: Sequence[str], parse_rows: Parse, parse_labels: Parse) -> None:
         self._settings, self._rows, self._labels = settings, parse_rows, parse_labels
-        self._columns = {*columns, settings.label, settings.time_column, settings.key} - {""}
+        self.columns = {*columns, settings.label, settings.time_column, settings.key} - {""}
 
     def check(self, messages: Sequence[Message]) -> list[Message]:
         """Return the records with a flat row of the columns that are needed, or with why they cannot be used."""
@@ -61,8 +61,8 @@ class RowCheck:
             return replace(message, why=f"larger than {MAX_RECORD_BYTES >> 20} MiB")
         if (row := json_object(value)) is None:
             return replace(message, why="not a JSON object")
-        flat = CheckedRow(row if self._columns >= row.keys() else
-                          {name: cell for name, cell in row.items() if name in self._columns})
+        flat = CheckedRow(row if self.columns >= row.keys() else
+                          {name: cell for name, cell in row.items() if name in self.columns})
         if not _SCALARS.issuperset(map(type, flat.values())):
             for name, cell in flat.items():
                 if not _SCALARS.issuperset(map(type, cell if isinstance(cell, list) else (cell,))):

@@ -71,6 +71,43 @@ def test_a_header_that_joined_files_repeat_is_a_header(tmp_path):
     assert (found.interactions.user, found.interactions.item, found.time_column) == ("user", "item", "timestamp")
 
 
+@pytest.mark.parametrize("between", [",", "\t", " ", "::"])
+@pytest.mark.parametrize(("kinds", "names"), [
+    (("few", "forty", "star", "of_1997"), ["user", "item", "rating", "time"]),  # as MovieLens' u.data
+    (("few", "forty", "star"), ["user", "item", "rating"]),
+    (("forty", "few", "second"), ["user", "item", "time"]),
+    (("word", "forty"), ["user", "item"]),
+])
+def test_a_log_without_a_header_is_recognized_by_its_values(tmp_path, between, kinds, names):
+    cells = {**CELLS, "forty": lambda: f"0{DRAW.randrange(40)}", "star": lambda: DRAW.randrange(1, 6),
+             "of_1997": lambda: 874_724_710 + DRAW.randrange(10**7)}
+    file, spec = tmp_path / "u.data", tmp_path / "log.toml"
+    file.write_text("".join(between.join(str(cells[kind]()) for kind in kinds) + "\n" for _ in range(400)))
+    text = starter_of_file(file, spec)
+    spec.write_text(text)
+    loaded = load_spec(str(spec))
+    assert list(loaded.data.prepare.column_names) == names
+    assert (loaded.data.interactions.user, loaded.data.interactions.item) == ("user", "item")
+    assert loaded.data.time_column == ("time" if "time" in names else "")
+    assert "'user' has 40 users and 'item' 40 items, by their places;" in text.replace(" 30 ", " 40 ")
+    assert "# The file has no header: data.prepare.column_names names its columns" in text
+    assert prepare_from_spec(loaded).manifest.settings["sequences"]["interactions"] == 400
+
+
+@pytest.mark.parametrize("kinds", [
+    ("few", "few", "zero_one"), ("few", "amount"), ("few", "star", "second"), ("few", "few", "few", "few"),
+    ("few", "few", "second", "second"), ("second", "few", "few"), ("star", "star"), ("few", "few", "second", "word"),
+])
+def test_a_table_without_a_header_says_how_to_name_its_columns(tmp_path, kinds):
+    file, spec = tmp_path / "rows.csv", tmp_path / "rows.toml"
+    cells = {**CELLS, "star": lambda: DRAW.choice([1.5, 2.5, 5])}
+    file.write_text("".join(",".join(str(cells[kind]()) for kind in kinds) + "\n" for _ in range(400)))
+    spec.write_text(text := starter_of_file(file, spec))
+    assert "[model]" not in text
+    assert "# The file has no header: data.prepare.column_names names its columns, in order." in text
+    assert load_spec(str(spec)).data.label.startswith("column_")
+
+
 @pytest.mark.parametrize("columns", [
     {"user": "few", "item": "few", "clicked": "zero_one"},
     {"user": "few", "item": "few", "outcome": "kind"},  # by its name

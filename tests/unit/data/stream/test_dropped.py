@@ -73,6 +73,37 @@ def test_a_run_that_finds_no_record_says_where_it_looked(tmp_path, monkeypatch, 
     assert f"no record of the stream for 0 s: {tmp_path}/in: {why}" in warnings[0]
 
 
+def joined(folder: Path, rows: list[object]) -> RunSpec:
+    spec = write(folder, [{**ROW, "t": ROW["t"] + at, "id": at, **row} for at, row in enumerate(rows)])
+    return resolve({**spec.model_dump(exclude_unset=True), "stream": {
+        **spec.stream.model_dump(exclude_unset=True), "key": "id", "label_window_s": 5}})
+
+
+def test_rows_that_carry_their_labels_are_refused_where_a_key_joins_them(tmp_path):
+    with closing(StreamSource(joined(tmp_path / "in", [{}] * (WINDOW + BATCH)))) as source, \
+            pytest.raises(DataError, match="no record of the stream can be trained on: all 1,000") as caught:
+        source.train_rows(0, 0, BATCH)
+    assert "stream.key = 'id' makes such a record a label" in caught.value.what
+    assert caught.value.fix == "if rows carry their labels, leave out stream.key and stream.label_window_s"
+
+
+def test_a_few_rows_that_carry_their_labels_are_named_while_it_waits(tmp_path, monkeypatch):
+    monkeypatch.setattr("embark.data.stream.source.FIRST_S", 0.0)
+    warnings: list[str] = []
+    with closing(StreamSource(joined(tmp_path / "in", [{}] * BATCH))) as source, \
+            source.reading(lambda: bool(warnings), warnings.append), pytest.raises(StreamStopped):
+        source.train_rows(0, 0, BATCH)
+    assert "no new file; all 16 records that could be read have a value in column 'label'" in warnings[0]
+    assert "leave out stream.key and stream.label_window_s" in warnings[0]
+
+
+def test_labels_before_their_rows_and_with_columns_of_rows_are_no_mistake(tmp_path):
+    bare = [{"price": None, "user": None}] * (WINDOW + BATCH)
+    for name, first in (("bare", bare), ("few", [{}] * BATCH)):
+        with closing(StreamSource(joined(tmp_path / name, [*first, *[{"label": None}] * 3 * BATCH]))) as source:
+            assert not source.train_rows(0, 0, BATCH).label.any()
+
+
 def test_microseconds_are_no_event_time():
     assert event_time_s(1_700_000_000_123) == 1_700_000_000.123
     assert event_time_s(1_700_000_000_123_456) is None

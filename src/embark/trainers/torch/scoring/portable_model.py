@@ -19,7 +19,6 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 import torch._inductor.config
@@ -32,6 +31,7 @@ from embark.export.export_run import export_run
 from embark.export.outputs import outputs_of
 from embark.export.portable import DENSE_INPUT, ROWS, Format, inputs_of, output_tensors, triton_config
 from embark.spec.model import ModelSpec, Table
+from embark.store.atomic_file import scratch_folder_for
 from embark.store.checkpoint_inspect import find_trained
 from embark.trainers.torch.networks.task_heads import scores_of
 from embark.trainers.torch.scoring.cpu_model import load_network, weight_of
@@ -123,12 +123,12 @@ def export_portable(
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{target}: cannot be written: {error.strerror}", fix="name another folder with --to") from None
-    with TemporaryDirectory(dir=target.parent) as scratch:
+    with scratch_folder_for(target) as scratch:
         written = export_run(trained.run_dir.uri, f"{scratch}/artifact", step=trained.checkpoint.step)
         artifact = open_artifact(written.uri)
         info = artifact.info
         module = PortableModel(artifact, info.model.changed(code=model.code), is_onnx=is_onnx)
-        part = Path(scratch, "part")
+        part = scratch / "part"
         path = part / ("1" if is_triton else "") / result.file
         path.parent.mkdir(parents=True)
         with torch.no_grad(), _quiet():

@@ -6,6 +6,7 @@ import csv
 import json
 import os
 import random
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from embark import export_portable, export_run, model_inputs, score_file
 from embark.__main__ import run as embark
 from embark.errors import DataError, UserError
 from embark.spec import resolve
+from embark.store.atomic_file import SCRATCH_SUFFIX
 from embark.trainers import train
 from embark.trainers.torch.scoring.portable_model import FEATURES
 
@@ -270,7 +272,21 @@ def test_a_compiler_that_fails_is_an_error_in_words_and_leaves_nothing(rows, tmp
     with torch._inductor.config.patch({"cpp.cxx": ("false",)}), \
             pytest.raises(UserError, match=r"torch cannot compile the model: .*false"):
         export_portable(run)
-    assert not list(Path(run).glob("tmp*")) + list(Path(run).glob("aoti"))
+    assert not list(Path(run).glob(f".*{SCRATCH_SUFFIX}")) + list(Path(run).glob("aoti"))
+
+
+@pytest.mark.slow
+def test_what_a_killed_export_left_is_deleted_by_the_next(rows, tmp_path):
+    run, folder = trained(tmp_path, rows, "dlrm"), tmp_path / "to"
+    code = ("import os, signal, sys\nfrom embark.trainers.torch.scoring import portable_model\n"
+            "portable_model._build = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+            "portable_model.export_portable(*sys.argv[1:])")
+    done = subprocess.run([sys.executable, "-c", code, run, folder / "model"], check=False, timeout=HANG_S)
+    assert done.returncode == -signal.SIGKILL
+    assert [path.suffix for path in folder.iterdir()] == [SCRATCH_SUFFIX]
+    with torch._inductor.config.patch(NO_COMPILER):
+        export_portable(run, str(folder / "model"))
+    assert [path.name for path in folder.iterdir()] == ["model"]
 
 
 def test_inputs_of_a_folder_without_an_exported_model_are_refused(rows, tmp_path):
