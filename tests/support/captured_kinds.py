@@ -23,6 +23,13 @@ WEIGHTED = (*FILE, "model.tables=[{name='shops', rows=9, multi_hot=4, pooling='m
 DYNAMIC = ("model.tables=[{name='a', ids='dynamic', rows=900, capacity=64, evict='lfu', half_life=7}, {name='b', "
            "ids='dynamic', rows=400, capacity=32, multi_hot=2}, {name='c', shares='b', multi_hot=3}, "
            "{name='d', rows=7}]",)
+RANKED = ("model.tables=[{name='item', rows=40, pooling='none', max_length=9}, {name='shown', shares='item'}, "
+          "{name='shop', rows=9, multi_hot=3, pooling='mean'}]", "model.sequence.history=item",
+          "model.sequence.candidate=shown", "data.ragged=true")
+NEXT = ("data.kind=interactions", 'data.interactions.column_names=["user", "item"]', "model.num_dense=0",
+        "model.tables=[{name='item', rows=40, pooling='none', max_length=8}, {name='negatives', shares='item', "
+        "pooling='none', max_length=10}]", "model.sequence.history=item", "model.sequence.negatives=negatives")
+SLOWLY = "train.dense_learning_rate=0.002"  # HSTU norms sums that are near zero here: rounding grows with each step.
 KINDS: dict[str, tuple[str, ...]] = {
     "shared_bottom": (*TASKS, "model.task_head=shared_bottom"),
     "mmoe": (*TASKS, "model.task_head=mmoe", "model.num_experts=3", "model.dropout=0.2"),
@@ -35,12 +42,27 @@ KINDS: dict[str, tuple[str, ...]] = {
     "dynamic_tables_of_a_field_network": (*DYNAMIC, "model.kind=masknet"),
     "dynamic_tables_of_tasks": (*DYNAMIC, "model.tasks=[{name='click'}, {name='stars', loss='regression'}]"),
     "many_ids": ("model.tables=[{name='a', rows=9, multi_hot=1500}]", "train.batch_size=8", "data.num_eval_samples=8"),
+    "din": (*RANKED, "model.kind=din"),
+    "hstu_ranker": (*RANKED, "model.kind=hstu", "model.sequence.num_heads=2", SLOWLY),
+    "hstu_ranker_without_dense": (*RANKED, "model.kind=hstu", "model.num_dense=0", "model.dropout=0.1",
+                                  SLOWLY),
+    "sasrec": (*NEXT, "model.kind=sasrec", "model.dropout=0.2"),
+    "sasrec_shared_negatives": (*NEXT, "model.kind=sasrec", "model.sequence.share_negatives=true"),
+    "sasrec_frequent_negatives": (*NEXT, "model.kind=sasrec", "data.interactions.negatives=frequency"),
+    "sasrec_negatives_in_batch": (*NEXT, "model.kind=sasrec", "data.interactions.negatives=in_batch"),
+    "hstu_next_item": (*NEXT, "model.kind=hstu", SLOWLY),
 }
 
 
 def sets_of(kind: str, folder: Path) -> tuple[str, ...]:
     """Return the settings of a kind of model, with a file of its samples in `folder` if they are not drawn."""
     path, draw = folder / "samples.csv", random.Random(1)
+    if "data.kind=interactions" in KINDS[kind]:
+        with path.open("w") as file:
+            for user in range(600):
+                first, length = draw.randrange(39), draw.randrange(4, 14)
+                file.writelines(f"{user} {1 + (first + step * draw.randrange(1, 3)) % 39}\n" for step in range(length))
+        return (*KINDS[kind], f"data.path={path}")
     if "data.kind=columns" not in KINDS[kind]:
         return KINDS[kind]
     lines = ["user,item,times,shops,seconds,age,label"]

@@ -21,7 +21,7 @@ def bench(
 ) -> None:
     """Train a spec's first batches here with Embark and with stock TorchRec, and compare samples per second.
 
-    Compares Embark's engines for a custom model. Measures the torch trainer only.
+    Compares Embark's engines where TorchRec has no such model. Measures the torch trainer only.
 
     Parameters
     ----------

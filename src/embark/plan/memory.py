@@ -51,10 +51,17 @@ class ByteCounts:
         return self.tables + self.state + self.dense + self.inputs + self.exchange + self.id_maps
 
 
+def counted_engine(spec: RunSpec, engine: str) -> str:
+    """Return the engine by whose bytes and times a run is predicted: the captured step of sequences was not measured
+    yet."""
+    return "pipeline" if spec.model.has_sequences else engine
+
+
 def device_parts(
     spec: RunSpec, placement: Placement, engine: str, precision: str, calibration: Calibration
 ) -> dict[str, float]:
     """Return the bytes of the fullest rank of a GPU run."""
+    engine = counted_engine(spec, engine)
     fit = calibration.memory[engine]
     rank = fullest_rank(spec, placement)
     counted = counted_bytes(spec, placement, rank, engine, precision)
@@ -80,7 +87,7 @@ def with_own_input(parts: dict[str, float], spec: RunSpec, engine: str, num_rank
     Its buffers hold as many batches as are made together, and its evaluation, which is no part of the captured step,
     takes memory of its own.
     """
-    if engine != "cuda_graph":
+    if counted_engine(spec, engine) != "cuda_graph":
         return parts
     pooled, layers = sum(t.dim or 0 for t in spec.model.table_list()), dense_work_of(spec.model)
     if spec.data.num_eval_samples:

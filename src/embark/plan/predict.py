@@ -145,7 +145,8 @@ def choose_engine(spec: RunSpec, cluster: Cluster, placement: Placement) -> tupl
 
     Raises `UserError` for an engine that cannot be used.
     """
-    obstacle = cuda_graph_obstacle(spec, cluster.device, has_tables_on_host=placement.is_on_host)
+    obstacle = cuda_graph_obstacle(spec, cluster.device, has_tables_on_host=placement.is_on_host,
+                                   num_ranks=cluster.num_ranks)
     return select_engine(spec, cluster.device, obstacle)
 
 

@@ -8,6 +8,7 @@ from embark.model.work import MAX_SORTED_AT_ONCE, DenseWork, Layers, Lookups, de
 from embark.plan.autograd import passes_of
 from embark.plan.calibration import Calibration, CpuFit, EngineFit, Rates
 from embark.plan.exchange import ENGINES, STEP, Exchange, all_reduce_s, all_to_all_s, num_dynamic_ids
+from embark.plan.memory import counted_engine
 from embark.plan.prediction import StepTime
 from embark.spec import ModelSpec, RunSpec
 from embark.spec.model import Table
@@ -31,6 +32,7 @@ def step_time(
     captured engine, else by the loader. `from_memory`: no loader has to make the batches. `exchange`: how ranks
     exchange values, if not as this engine does.
     """
+    engine = counted_engine(spec, engine)
     exchange = exchange or ENGINES[engine]
     fit = calibration.engines[engine]
     layers = dense_work_of(spec.model, spec.train.batch_size)

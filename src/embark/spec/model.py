@@ -367,7 +367,7 @@ class ModelSpec(Section):
     @property
     def goes_back_by_autograd(self) -> bool:
         """Whether the captured step leaves the network's gradients to autograd, not to kernels of its own."""
-        return self.is_custom or self.kind in (*FIELD_KINDS, "two_tower") or bool(self.tasks)
+        return self.is_custom or self.kind in (*FIELD_KINDS, "two_tower") or bool(self.tasks) or self.has_sequences
 
     @property
     def gives_tables(self) -> bool:

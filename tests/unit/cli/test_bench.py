@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from captured_kinds import KINDS, sets_of
 
 from embark.__main__ import run
 
@@ -44,6 +45,17 @@ def test_a_model_of_one_s_own_is_measured_in_both_engines(capsys, tmp_path, monk
     assert "TorchRec's pipeline, fp32" in shown
     assert "Embark, cuda_graph, fp32, from memory" in shown
     assert "1.00×" in shown
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_of_model_is_measured_in_both_engines(capsys, tmp_path, kind):
+    sets = (*SIZES, "place.device=cpu", "model.num_dense=3", *sets_of(kind, tmp_path), "train.engine=cuda_graph",
+            "train.precision=fp32")
+    assert run(["bench", "laptop", "--seconds", "0.01", *(word for one in sets for word in ("-s", one)), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in found["rows"]] == [
+        "stock TorchRec, fp32" if kind == "many_ids" else "TorchRec's pipeline, fp32",  # which is a plain DLRM
+        "Embark, cuda_graph, fp32, from memory"]
 
 
 def test_a_person_sees_a_table_and_what_the_device_could_do(capsys):

@@ -35,6 +35,27 @@ def test_selection(sets, device, on_host, engine, why):
     assert why in reason
 
 
+SEQUENCE = ('model.tables=[{name="item", rows=9, pooling="none", max_length=600}, {name="shown", shares="item"}]',
+            "model.sequence.history=item")
+RANKER = (*SEQUENCE, "model.sequence.candidate=shown")
+NEXT_ITEM = (SEQUENCE[0].replace('"}]', '", pooling="none", max_length=4}]'), SEQUENCE[1], "model.num_dense=0",
+             "model.sequence.negatives=shown")
+
+
+@pytest.mark.parametrize(("sets", "num_ranks", "why"), [
+    ((*RANKER, "model.kind=din"), 1, ""),
+    ((*RANKER, "model.kind=hstu"), 1, ""),
+    ((*NEXT_ITEM, "model.kind=hstu"), 1, ""),
+    ((*RANKER, "model.kind=hstu"), 2, "exchanges no rows of sequences between ranks"),
+    ((*RANKER, "model.kind=din", "train.table_dtype=bf16"), 1, "rounds no rows of sequences"),
+    ((*NEXT_ITEM, "model.kind=sasrec"), 1, "sasrec over more than 512 items was not timed yet"),
+    ((*NEXT_ITEM, "model.kind=sasrec", "train.engine=cuda_graph"), 1, ""),
+])
+def test_sequences_are_captured_on_one_gpu(sets, num_ranks, why):
+    obstacle = cuda_graph_obstacle(resolve({}, sets), "cuda", has_tables_on_host=False, num_ranks=num_ranks)
+    assert why in obstacle if why else not obstacle
+
+
 def test_an_engine_that_cannot_be_used_is_refused_with_the_reason():
     with pytest.raises(UserError, match=r'train\.engine = "cuda_graph" cannot be used: some tables live'):
         selected("train.engine=cuda_graph", on_host=True)

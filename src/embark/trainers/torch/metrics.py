@@ -11,10 +11,11 @@ from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS, STATE_SIZE, exact_auc
 from embark.trainers.torch.world import World
 
 
-def sums_of(logits: Tensor, label: Tensor) -> Tensor:
+def sums_of(logits: Tensor, label: Tensor, is_counted: Tensor | None = None) -> Tensor:
     """Sum log loss, predicted clicks and clicks over a batch."""
-    loss = binary_cross_entropy_with_logits(logits.float(), label, reduction="sum")
-    return torch.stack([loss, logits.sigmoid().sum(), label.sum()])
+    loss = binary_cross_entropy_with_logits(logits.float(), label, is_counted, reduction="sum")
+    chances = logits.sigmoid()
+    return torch.stack([loss, (chances if is_counted is None else chances * is_counted).sum(), label.sum()])
 
 
 class HeldOut:
@@ -79,12 +80,13 @@ class MetricWindow:
         self._num_samples += num_samples
 
     @torch.no_grad()
-    def accumulate(self, logits: Tensor, label: Tensor) -> None:
-        """Count a batch on the device, in tensors that stay where they are."""
+    def accumulate(self, logits: Tensor, label: Tensor, is_counted: Tensor | None = None) -> None:
+        """Count a batch on the device, in tensors that stay where they are: all of it, or what `is_counted` [samples]
+        has 1 for."""
         bins = logit_bins(logits) + label.long() * NUM_BINS
         # Not bincount: on a GPU that waits for the device to learn the largest bin.
-        self._counts.index_add_(0, bins, torch.ones_like(bins, dtype=torch.float64))
-        self._sums += sums_of(logits, label)
+        self._counts.index_add_(0, bins, (torch.ones_like(logits) if is_counted is None else is_counted).double())
+        self._sums += sums_of(logits, label, is_counted)
 
     @property
     def on_device(self) -> tuple[Tensor, Tensor]:

@@ -236,7 +236,7 @@ def set_matmul_precision(precision: str) -> None:
 def use_deterministic_kernels() -> None:
     """Sum PyTorch's own gradients of gathered rows in the same order in every run, not by atomics.
 
-    The captured step and FBGEMM's tables need none of this.
+    The captured step of other models, and all tables, need none of this.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(True, warn_only=True)
@@ -266,7 +266,7 @@ def make_engine(inputs: EngineInputs, source: SampleSource) -> Engine:
     """Return the engine that `train.engine` asks for, or the one that `auto` chooses."""
     spec, device = inputs.spec, inputs.world.device.type
     on_host = has_tables_on_the_host(inputs.plan)
-    obstacle = cuda_graph_obstacle(spec, device, has_tables_on_host=on_host)
+    obstacle = cuda_graph_obstacle(spec, device, has_tables_on_host=on_host, num_ranks=inputs.world.world_size)
     if device == "cuda" and not obstacle:
         from embark.trainers.torch.engines.cuda_graph.engine import capture_obstacle
 

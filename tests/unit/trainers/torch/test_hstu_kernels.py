@@ -11,12 +11,12 @@ from embark.trainers.torch.networks.jagged import JaggedLayout
 NUM_BUCKETS = 8
 
 
-def both_ways(lengths, max_length, heads, widths, *, positions, times, dtype=torch.float32):
+def both_ways(lengths, max_length, heads, widths, *, positions, times, dtype=torch.float32, num_spare=0):
     """By the kernels, and by eager attention with more bits: the output and the gradients of all that has one."""
     from embark.trainers.torch.networks.hstu_kernels import TritonAttention
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    generator, total = torch.Generator().manual_seed(7), sum(lengths)
+    generator, total = torch.Generator().manual_seed(7), sum(lengths) + num_spare
     draw = lambda *shape: torch.randn(*shape, generator=generator).to(device)  # noqa: E731
     offsets = torch.tensor([0, *lengths], device=device).cumsum(0).int()
     # Rows that are parts of wider ones, as the model has them, and seconds that come in order.
@@ -24,7 +24,8 @@ def both_ways(lengths, max_length, heads, widths, *, positions, times, dtype=tor
     inputs = [one.unflatten(1, (heads, -1)) for one in draw(total, sum(parts)).to(dtype).split(parts, dim=1)]
     inputs += [draw(2 * max_length - 1)] * positions + [draw(NUM_BUCKETS)] * times
     stamps = torch.randint(0, 60, (total,), generator=generator).cumsum(0).to(device) if times else None
-    layout, grad = JaggedLayout(offsets, total), draw(total, heads, widths[1]).to(dtype)
+    layout = JaggedLayout(offsets, total, max_length * bool(num_spare))
+    grad = draw(total, heads, widths[1]).to(dtype)
     found = []
     for is_eager in (False, True):
         wide = torch.float64 if dtype == torch.float32 else torch.float32
@@ -53,6 +54,17 @@ def test_values_and_gradients_are_those_of_eager_attention(lengths, max_length, 
     kernels, eager = both_ways(lengths, max_length, heads, widths, positions=positions, times=times)
     for mine, wanted in zip(kernels, eager, strict=True):
         torch.testing.assert_close(mine, wanted.float(), atol=3e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("lengths", "max_length", "heads", "widths", "positions", "times"), CASES)
+def test_spare_rows_are_zeros_and_have_no_gradients(lengths, max_length, heads, widths, positions, times):
+    kernels, eager = both_ways(lengths, max_length, heads, widths, positions=positions, times=times, num_spare=21)
+    for mine, wanted in zip(kernels, eager, strict=True):
+        torch.testing.assert_close(mine, wanted.float(), atol=3e-5, rtol=1e-4)
+    exact, _ = both_ways(lengths, max_length, heads, widths, positions=positions, times=times)
+    assert kernels[0].shape[0] == exact[0].shape[0] + 21
+    for rows in kernels[:4]:
+        assert not rows[sum(lengths) :].any()
 
 
 def test_sixteen_bits_round_no_more_than_their_products():

@@ -3,6 +3,7 @@
 import gc
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import cycle, islice
 from typing import Any
 
@@ -110,6 +111,10 @@ def _detached(batch: Any, trainer: TorchTrainer) -> Any:
     """Copy a batch so that it outlives its loader, in host memory."""
     if not isinstance(trainer.engine, CudaGraphEngine):
         return batch
+    if isinstance(batch, HostBuffer) and batch.shape is not None:
+        batch.release(None)
+        return replace(batch, buffer=torch.empty_like(batch.buffer, pin_memory=trainer.world.device.type == "cuda"
+                                                      ).copy_(batch.buffer), release=lambda event: None)
     slot = torch.empty(trainer.engine.layout.size_bytes, dtype=torch.uint8, device=trainer.world.device)
     batch.write(slot)
     batch.release(None)

@@ -10,6 +10,7 @@ import torch
 
 from embark.data import Batch, SampleSource, open_source, resolve_from_data
 from embark.errors import UserError
+from embark.model.engine_selection import cuda_graph_obstacle
 from embark.model.placement import value_bytes
 from embark.model.work import layers_of
 from embark.spec import RunSpec
@@ -24,10 +25,6 @@ SLOW_FLOPS = 5e9  # Below it, a large product would take most of a second.
 
 def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str], None]) -> BenchResult:
     """Return samples a second of each contender, and how Embark's compare; `seconds` is for each contender."""
-    if spec.model.has_sequences or spec.model.kind == "two_tower" or spec.model.tasks:
-        what = "several tasks" if spec.model.tasks else "sequences" if spec.model.is_custom else spec.model.kind
-        raise UserError(f"embark bench measures models of pooled features beside TorchRec, not {what}",
-                        fix="`watch.phases_every_s` shows in a run where the time of a step goes")
     with join(spec.place) as world:
         if world.world_size > 1:
             raise UserError("embark bench measures one process", fix="run it without torchrun")
@@ -52,17 +49,26 @@ def _contenders(
     spec: RunSpec, world: World, source: SampleSource, batches: list[Batch], peers_precision: str
 ) -> Iterator[Callable[[], Contender]]:
     """Return the contenders; without peers, `peers_precision` is empty."""
-    if spec.model.goes_back_by_autograd:
+    model = spec.model
+    if model.goes_back_by_autograd or model.has_weighted_ids or model.has_dynamic_tables:  # no DLRM of TorchRec's
         if peers_precision and not spec.has_bf16_tables:  # the pipeline has no such rows
-            train = spec.train.model_copy(update={"engine": "pipeline"})
-            yield lambda: Embark(spec.model_copy(update={"train": train}), world, source, len(batches), is_stock=True)
-    elif peers_precision and spec.model.num_dense:
+            pipeline = _with_engine(spec, "pipeline")
+            yield lambda: Embark(pipeline, world, source, len(batches), is_stock=True)
+        captured = _with_engine(spec, "cuda_graph")
+        if spec.train.engine == "auto" and world.device.type == "cuda" and not cuda_graph_obstacle(
+                captured, "cuda", has_tables_on_host=False):
+            spec = captured  # also what `auto` leaves to the pipeline until it was timed
+    elif peers_precision and model.num_dense:
         yield lambda: Stock(spec, world, batches, is_bf16=False)
         if peers_precision == "bf16":
             yield lambda: Stock(spec, world, batches, is_bf16=True)
     yield lambda: Embark(spec, world, source, len(batches))
     if spec.data.kind == "prepared":
         yield lambda: Embark(spec, world, source)
+
+
+def _with_engine(spec: RunSpec, engine: str) -> RunSpec:
+    return spec.model_copy(update={"train": spec.train.model_copy(update={"engine": engine})})
 
 
 def roofline(

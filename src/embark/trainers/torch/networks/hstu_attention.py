@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, silu
 
-from embark.trainers.torch.networks.jagged import JaggedLayout, Padding
+from embark.trainers.torch.networks.jagged import Grid, JaggedLayout, Padding
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_KERNEL_WIDTH = 128
@@ -48,7 +48,7 @@ def uses_kernels(q: Tensor, v: Tensor) -> bool:
 
 
 def eager_attention(
-    q: Tensor, k: Tensor, v: Tensor, padding: Padding, max_length: int, *, position_bias: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, padding: Padding | Grid, max_length: int, *, position_bias: Tensor | None,
     times: Tensor | None, time_bias: Tensor | None,
 ) -> Tensor:
     """Compute `hstu_attention` by torch's operations, padded."""

@@ -110,8 +110,8 @@ def _with_whole_rows(values: Tensor) -> Tensor:
 
 
 def forward(inputs: Inputs) -> Tensor:
-    """Compute the attention, [total, heads, width of v]."""
-    out = torch.empty(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
+    """Compute the attention, [total, heads, width of v]; zeros in spare rows, as in all gradients."""
+    out = torch.zeros(inputs.v.shape, dtype=inputs.v.dtype, device=inputs.v.device)
     tile = inputs.tile("forward")
     blocks = inputs.layout.blocks(tile.own)
     _forward[(len(blocks) * inputs.q.shape[1],)](
@@ -122,7 +122,7 @@ def forward(inputs: Inputs) -> Tensor:
 
 def backward_keys(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Compute the gradients of k and v."""
-    k_grad, v_grad = (torch.empty(one.shape, dtype=one.dtype, device=one.device) for one in (inputs.k, inputs.v))
+    k_grad, v_grad = (torch.zeros(one.shape, dtype=one.dtype, device=one.device) for one in (inputs.k, inputs.v))
     tile = inputs.tile("keys")
     blocks = inputs.layout.blocks(tile.own)
     _backward_keys[(len(blocks) * inputs.q.shape[1],)](
@@ -133,7 +133,7 @@ def backward_keys(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor]:
 
 def backward_queries(inputs: Inputs, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
     """Compute the gradients of q, of the position bias [max_length] and of the time bias [buckets]."""
-    q_grad = torch.empty(inputs.q.shape, dtype=inputs.q.dtype, device=inputs.q.device)
+    q_grad = torch.zeros(inputs.q.shape, dtype=inputs.q.dtype, device=inputs.q.device)
     tile = inputs.tile("queries" if inputs.position_bias is None else "square")
     blocks = inputs.layout.blocks(tile.own)
     num_programs = len(blocks) * inputs.q.shape[1]

@@ -1,7 +1,7 @@
 """Sequences of different lengths, one behind the other in one tensor; torch alone."""
 
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -10,7 +10,12 @@ from torch import Tensor
 
 
 class JaggedSequence(NamedTuple):
-    """A sequence feature of a batch, as a network gets it."""
+    """A sequence feature of a batch, as a network gets it.
+
+    In a captured step, whose shapes are fixed, all three have room for more rows than the batch has: spare rows behind
+    the last sample's, with zeros for values and -1 for ids. Networks get `has_spare_rows` then, and ask the host
+    nothing.
+    """
 
     values: Tensor  # [total, dim]: the rows of sample 0, then those of sample 1, …; [total] where nothing is looked up.
     offsets: Tensor  # [samples + 1]: where each sample's rows begin, and the end.
@@ -27,8 +32,35 @@ def take(values: Tensor, index: Tensor) -> Tensor:
 
 
 def sample_of_each(offsets: Tensor, total: int) -> Tensor:
-    """Return the sample of each row, [total]."""
-    return torch.arange(len(offsets) - 1, device=offsets.device).repeat_interleave(offsets.diff(), output_size=total)
+    """Return the sample of each row, [total]; spare rows count to the last sample."""
+    rows = torch.arange(total, dtype=offsets.dtype, device=offsets.device)
+    return torch.searchsorted(offsets[1:].contiguous(), rows, right=True).clamp_(max=len(offsets) - 2)
+
+
+def move(values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+    """Select rows of `values`, each at most once; zeros where `index` is -1.
+
+    `inverse` says where each row of `values` goes, or -1, so that gradients are selected too, and never sorted.
+    """
+    moved: Tensor = _Move.apply(values, index, inverse)
+    return moved
+
+
+class _Move(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, index: Tensor, inverse: Tensor) -> Tensor:
+        ctx.save_for_backward(inverse)
+        return _select(values, index)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (inverse,) = ctx.saved_tensors
+        return _select(grad, inverse), None, None
+
+
+def _select(values: Tensor, index: Tensor) -> Tensor:
+    found = values.index_select(0, index.clamp(min=0))
+    return found.masked_fill_((index < 0).view(-1, *[1] * (values.ndim - 1)), 0)
 
 
 class Padding:
@@ -63,17 +95,45 @@ class Padding:
         return take(torch.cat([group.flatten(0, 1) for group in groups]), self._slots)
 
 
+class Grid:
+    """`Padding` of all samples to one length, in shapes that do not depend on the batch."""
+
+    def __init__(self, offsets: Tensor, total: int, max_length: int) -> None:
+        num_samples, device = len(offsets) - 1, offsets.device
+        starts, lengths = offsets[:-1].long(), offsets.diff()
+        places = torch.arange(max_length, device=device)
+        self._rows = torch.where(places < lengths[:, None], starts[:, None] + places, -1).view(-1)
+        samples, rows = sample_of_each(offsets, total), torch.arange(total, device=device)
+        slots = samples * max_length + rows - starts[samples]
+        self._slots = torch.where(rows < offsets[-1], slots, -1)
+        self._shape = num_samples, max_length
+        self.groups = [(torch.arange(num_samples, device=device), self._rows.view(self._shape))]
+
+    def pad(self, values: Tensor) -> list[Tensor]:
+        """Return [total, …] as one group [samples, max_length, …]; zeros fill it up."""
+        return [move(values, self._rows, self._slots).view(*self._shape, *values.shape[1:])]
+
+    def unpad(self, groups: list[Tensor]) -> Tensor:
+        """Return the padded group as [total, …], with zeros for spare rows."""
+        return move(groups[0].flatten(0, 1), self._slots, self._rows)
+
+
 class JaggedLayout:
     """Layout of a batch's sequences for attention, computed once for all layers."""
 
-    def __init__(self, offsets: Tensor, total: int) -> None:
-        self.offsets, self.total = offsets, total
+    def __init__(self, offsets: Tensor, total: int, max_length: int = 0) -> None:
+        """`max_length` of sequences with spare rows: all shapes then follow from it."""
+        self.offsets, self.total, self._max_length = offsets, total, max_length
         self._blocks: dict[int, Tensor] = {}
 
+    @property
+    def has_spare_rows(self) -> bool:
+        return self._max_length > 0
+
     @cached_property
-    def padding(self) -> Padding:
-        """Groups for layers that take padded tensors; waits for the device."""
-        return Padding(self.offsets)
+    def padding(self) -> Padding | Grid:
+        """Groups for layers that take padded tensors; waits for the device if there are no spare rows."""
+        return Grid(self.offsets, self.total, self._max_length) if self._max_length else Padding(self.offsets)
 
     @cached_property
     def longest_first(self) -> tuple[Tensor, Tensor]:

@@ -33,7 +33,8 @@ class SequenceDropout(nn.Module):
     def __init__(self, dropout: float) -> None:
         super().__init__()
         self.dropout = dropout
-        self.key, self.first_sample = 0, 0
+        self.key: int | Tensor = 0
+        self.first_sample = 0
 
     def forward(self, values: Tensor, numbers: Tensor, rows_per_sample: int) -> Tensor:
         """Drop values; `numbers` [rows] are those of the rows in the batch, `rows_per_sample` for each sample."""
@@ -59,7 +60,7 @@ def drop(values: Tensor, dropout: float, key: int | Tensor, first_sample: int) -
     return torch.where(bits >= round(dropout * 2**32), values / (1 - dropout), 0.0)
 
 
-def drop_rows(values: Tensor, dropout: float, key: int, numbers: Tensor) -> Tensor:
+def drop_rows(values: Tensor, dropout: float, key: int | Tensor, numbers: Tensor) -> Tensor:
     """Drop values of rows that have any numbers, by a shorter hash: sequences have many rows."""
     units = torch.arange(values.shape[1], device=values.device)
     of_rows, of_units = _mix(_mix(numbers) ^ key).to(torch.int32), _mix(units + 1).to(torch.int32)

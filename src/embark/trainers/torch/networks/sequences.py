@@ -13,7 +13,7 @@ from embark.errors import DataError
 from embark.model.work import DIN_UNITS, NUM_TIME_BUCKETS
 from embark.spec.model import ModelSpec
 from embark.trainers.torch.networks.hstu_attention import hstu_attention, time_bucket
-from embark.trainers.torch.networks.jagged import JaggedLayout, JaggedSequence, Padding, sample_of_each, take
+from embark.trainers.torch.networks.jagged import JaggedLayout, JaggedSequence, move, sample_of_each, take
 from embark.trainers.torch.networks.layers import SequenceDropout, bottom_mlp, mlp
 from embark.trainers.torch.networks.rank_values import from_all_ranks, gathered
 
@@ -21,6 +21,7 @@ Sequences = Mapping[str, JaggedSequence]
 MAX_PLAIN_LENGTH = 512
 """Longest sequence whose attention scores are held in memory on a GPU."""
 _NOTHING = -1e4
+_NO_ITEM = -2
 
 
 def sequence_network(model: ModelSpec) -> nn.Module:
@@ -40,7 +41,9 @@ class TargetAttention(nn.Module):
         self.weigh = mlp(4 * dim, (*DIN_UNITS, 1), 0.0, ends_linear=True)
         self.head = Head(model, 3 * dim)
 
-    def forward(self, dense: Tensor, pooled: dict[str, Tensor], sequences: Sequences) -> Tensor:
+    def forward(
+        self, dense: Tensor, pooled: dict[str, Tensor], sequences: Sequences, *, has_spare_rows: bool = False
+    ) -> Tensor:
         history, offsets, _ = sequences[self.roles.history]
         candidate = pooled.pop(self.roles.candidate)
         beside = take(candidate, sample_of_each(offsets, len(history)))
@@ -60,24 +63,31 @@ class SequenceRanker(nn.Module):
         self.encoder = Encoder(model, history.multi_hot + 1)
         self.head = Head(model, history.dim or 0)
 
-    def forward(self, dense: Tensor, pooled: dict[str, Tensor], sequences: Sequences) -> Tensor:
+    def forward(
+        self, dense: Tensor, pooled: dict[str, Tensor], sequences: Sequences, *, has_spare_rows: bool = False
+    ) -> Tensor:
         history, offsets, _ = sequences[self.roles.history]
         candidate = pooled.pop(self.roles.candidate)
-        num_samples, total = len(candidate), len(history)
-        samples = torch.arange(num_samples, device=history.device)
+        num_samples, total, device = len(candidate), len(history), history.device
         # Row i of the longer sequences: of the history, or, at the end of a sample, its candidate.
-        longer = offsets + torch.arange(num_samples + 1, device=offsets.device)
-        order = torch.empty(total + num_samples, dtype=torch.long, device=history.device)
-        order[torch.arange(total, device=history.device) + sample_of_each(offsets, total)] = torch.arange(
-            total, device=history.device)
-        order[longer[1:].long() - 1] = total + samples
+        longer = offsets + torch.arange(num_samples + 1, device=device)
+        last_rows = longer[1:].long() - 1
+        rows = torch.arange(total + num_samples, device=device)
+        samples = torch.searchsorted(longer[1:].contiguous(), rows, right=True)
+        is_candidate = rows == torch.cat([last_rows, last_rows.new_full((1,), -1)])[samples]
+        order = torch.where(is_candidate, total + samples, rows - samples)
+        of_history = torch.arange(total, device=device)
+        before = torch.searchsorted(offsets[1:].contiguous(), of_history.to(offsets.dtype), right=True)
+        places = torch.cat([of_history + before, last_rows])
         times = None
         if self.roles.times:
             stamps = sequences[self.roles.times].ids
             last = torch.where(offsets.diff() > 0, stamps[(offsets[1:].long() - 1).clamp(min=0)], 0)
             times = torch.cat([stamps, last])[order]
-        encoded = self.encoder(take(torch.cat([history, candidate.to(history.dtype)]), order), longer, times)
-        return self.head(dense, pooled, [take(encoded, longer[1:].long() - 1)])
+        longer_rows = move(torch.cat([history, candidate.to(history.dtype)]), order, places)
+        layout = JaggedLayout(longer, len(rows), self.encoder.max_length * has_spare_rows)
+        encoded = self.encoder(longer_rows, layout, times)
+        return self.head(dense, pooled, [take(encoded, last_rows)])
 
 
 class NextItem(nn.Module):
@@ -85,7 +95,8 @@ class NextItem(nn.Module):
 
     Training gives, for each position, the log-odds of the item that follows against the sample's negatives: its log
     loss is the cross-entropy of a softmax over them. Evaluation gives [B, dim + 1]: the vector of all items but the
-    last, whose product with an item's row is its score, and the score of the last item.
+    last, whose product with an item's row is its score, and the score of the last item. With spare rows, training
+    gives a pair: the log-odds of all rows, and which of them are predictions.
     """
 
     def __init__(self, model: ModelSpec) -> None:
@@ -95,13 +106,19 @@ class NextItem(nn.Module):
         self.log_frequency: Tensor | None = None  # [rows of the table]: subtracted from scores in training.
         self.num_in_batch = 0  # Items of a rank's batch that are its negatives; 0: each sample brings its own.
 
-    def forward(self, dense: Tensor, pooled: dict[str, Tensor], sequences: Sequences) -> Tensor:
+    def forward(
+        self, dense: Tensor, pooled: dict[str, Tensor], sequences: Sequences, *, has_spare_rows: bool = False
+    ) -> Tensor | tuple[Tensor, Tensor]:
         history, negatives = sequences[self.roles.history], sequences.get(self.roles.negatives)
-        inputs = _Inputs.of(history.offsets, len(history.values))
+        inputs = _Inputs.of(history.offsets, len(history.values), self.encoder.max_length * has_spare_rows)
         times = sequences[self.roles.times].ids[inputs.rows] if self.roles.times else None
-        encoded = self.encoder(take(history.values, inputs.rows), inputs.offsets, times)
+        encoded = self.encoder(move(history.values, inputs.rows, inputs.places), inputs.layout, times)
         with torch.autocast(encoded.device.type, enabled=False):  # scores that are rounded to bf16 tie
-            return self._scores(encoded.float(), inputs, history, negatives)
+            if not self.training or negatives is None:
+                return _of_last(encoded.float(), inputs, history)
+            scores = self._scores(encoded.float(), inputs, history, negatives)
+        is_there = inputs.rows >= 0
+        return (torch.where(is_there, scores, 0.0), is_there) if has_spare_rows else scores
 
     def rank(self, sequences: Sequences, candidates: Tensor, users: Tensor, others: Tensor) -> Tensor:
         """Return the log-odds of each of the `candidates` [n, dim] against all of the `others` [m, dim], as in
@@ -119,77 +136,110 @@ class NextItem(nn.Module):
         last = history.new_zeros(len(offsets) - 1, self.encoder.dim)
         if offsets[-1] > 0:
             times = sequences.get(self.roles.times)
-            encoded = self.encoder(history, offsets, None if times is None else times.ids)
+            encoded = self.encoder(history, JaggedLayout(offsets, len(history)), None if times is None else times.ids)
             is_known = offsets.diff() > 0
             last[is_known] = take(encoded, offsets[1:][is_known] - 1)
         return last
 
     def _scores(
-        self, encoded: Tensor, inputs: "_Inputs", history: JaggedSequence, negatives: JaggedSequence | None
+        self, encoded: Tensor, inputs: "_Inputs", history: JaggedSequence, negatives: JaggedSequence
     ) -> Tensor:
-        if not self.training or negatives is None:
-            last = take(encoded, inputs.offsets[1:].long() - 1)
-            target = take(history.values, history.offsets[1:].long() - 1)
-            return torch.cat([last, (last * target).sum(dim=1, keepdim=True)], dim=1)
+        # What a spare row is to predict is no item.
+        targets = torch.where(inputs.rows >= 0, history.ids[inputs.next_rows], _NO_ITEM)
+        scored = (encoded * move(history.values, inputs.next_rows, inputs.next_places)).sum(dim=1)
+        if not len(scored):
+            return scored
         if self.num_in_batch:
-            return self._scores_in_batch(encoded, inputs, history)
-        if self.roles.share_negatives:
-            rows, targets = inputs.rows + 1, history.ids[inputs.rows + 1]
-            others, ids = from_all_ranks(negatives.values.float()), gathered(negatives.ids)
-            against = self._corrected(encoded @ others.T, ids).masked_fill(ids == targets[:, None], -math.inf)
-            scored = (encoded * take(history.values, rows)).sum(dim=1)
-            return self._corrected(scored, targets) - against.logsumexp(dim=1)
-        others, other_ids = self._others(negatives, len(history.offsets) - 1)
-        scored = encoded * take(history.values, inputs.rows + 1)
-        padding = Padding(inputs.offsets)
-        against = padding.unpad([torch.bmm(one, take(others, samples).transpose(1, 2))
-                                 for one, (samples, _) in zip(padding.pad(encoded), padding.groups, strict=True)])
-        ids, targets = other_ids[sample_of_each(inputs.offsets, len(against))], history.ids[inputs.rows + 1]
-        against = self._corrected(against, ids).masked_fill(ids == targets[:, None], -math.inf)
-        return self._corrected(scored.sum(dim=1), targets) - against.logsumexp(dim=1)
+            against = self._against_batch(encoded, inputs, history)
+        else:
+            if self.roles.share_negatives:
+                ids, others = gathered(negatives.ids), from_all_ranks(negatives.values.float())
+                against = encoded @ others.T
+            else:
+                others, of_sample = self._others(negatives, inputs)
+                padding = inputs.layout.padding
+                against = padding.unpad([torch.bmm(one, take(others, samples).transpose(1, 2))
+                                         for one, (samples, _) in zip(padding.pad(encoded), padding.groups, strict=True)
+                                         ])
+                ids = of_sample[sample_of_each(inputs.offsets, len(against))]
+            is_left_out = ids == targets[:, None]
+            if inputs.layout.has_spare_rows:
+                is_left_out |= ids < 0
+            against = self._corrected(against, ids).masked_fill(is_left_out, -math.inf)
+        return self._corrected(scored, targets) - against.logsumexp(dim=1)
 
     def _corrected(self, scores: Tensor, ids: Tensor) -> Tensor:
         """Subtract the logarithm of how likely each item is to be a negative."""
-        return scores if self.log_frequency is None else scores - self.log_frequency[ids]
+        if self.log_frequency is None:
+            return scores
+        # A captured step reports an id outside its table, and goes on.
+        return scores - self.log_frequency[ids.clamp(0, len(self.log_frequency) - 1)]
 
-    def _scores_in_batch(self, encoded: Tensor, inputs: "_Inputs", history: JaggedSequence) -> Tensor:
-        """Return the log-odds of each position's item against items of the batch, evenly spaced, that are not of its
-        own history."""
-        rows, targets = inputs.rows + 1, history.ids[inputs.rows + 1]
-        num = min(self.num_in_batch, len(rows))
-        chosen = rows[torch.arange(num, device=rows.device) * len(rows) // max(1, num)]
+    def _against_batch(self, encoded: Tensor, inputs: "_Inputs", history: JaggedSequence) -> Tensor:
+        """Return the scores of each position against items of the batch, evenly spaced, that are not of its own
+        history."""
+        count = inputs.offsets[-1]
+        num = count.clamp(max=self.num_in_batch)
+        spaced = torch.arange(self.num_in_batch, device=count.device)
+        which = (spaced * count // num.clamp(min=1)).clamp(max=len(inputs.rows) - 1)
+        chosen = inputs.next_rows[which].clamp(min=0)
         others, ids = take(history.values, chosen), history.ids[chosen]
-        num_samples = len(history.offsets) - 1
-        is_own = torch.zeros(num_samples, num, dtype=torch.bool, device=rows.device)
-        row, other = (history.ids[:, None] == ids).nonzero(as_tuple=True)
-        is_own[sample_of_each(history.offsets, len(history.ids))[row], other] = True
+        of_rows = (history.ids[:, None] == ids).float()
+        is_own = torch.segment_reduce(of_rows, "max", offsets=history.offsets, initial=0.0) > 0
+        is_left_out = is_own[sample_of_each(inputs.offsets, len(encoded))] | (spaced >= num)
         against = self._corrected(encoded @ others.float().T, ids)
         # Not −∞: a position against which there is nothing has no loss, and its gradient is 0.
-        against = against.masked_fill(is_own[sample_of_each(inputs.offsets, len(rows))], _NOTHING)
-        scored = (encoded * take(history.values, rows)).sum(dim=1)
-        return self._corrected(scored, targets) - against.logsumexp(dim=1)
+        return against.masked_fill(is_left_out, _NOTHING)
 
-    def _others(self, negatives: JaggedSequence, num_samples: int) -> tuple[Tensor, Tensor]:
+    def _others(self, negatives: JaggedSequence, inputs: "_Inputs") -> tuple[Tensor, Tensor]:
+        num_samples = len(negatives.offsets) - 1
         num_each, rest = divmod(len(negatives.ids), num_samples)
-        if rest or not bool((negatives.offsets.diff() == num_each).all()):
-            raise DataError(f"{self.roles.negatives}: samples of a batch have different numbers of negatives",
-                            fix="give each sample as many")
+        # Who makes batches with spare rows looks at the negatives.
+        if rest or not (inputs.layout.has_spare_rows or bool((negatives.offsets.diff() == num_each).all())):
+            raise uneven_negatives(self.roles.negatives)
         return negatives.values.view(num_samples, num_each, -1), negatives.ids.view(num_samples, num_each)
+
+
+def uneven_negatives(name: str) -> DataError:
+    return DataError(f"{name}: samples of a batch have different numbers of negatives", fix="give each sample as many")
+
+
+def _of_last(encoded: Tensor, inputs: "_Inputs", history: JaggedSequence) -> Tensor:
+    last = take(encoded, inputs.offsets[1:].long() - 1)
+    target = take(history.values, history.offsets[1:].long() - 1)
+    return torch.cat([last, (last * target).sum(dim=1, keepdim=True)], dim=1)
 
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
-    """All rows of each sample but its last."""
+    """All rows of each sample but its last, and the row behind each: what it predicts."""
 
-    rows: Tensor
-    offsets: Tensor
+    rows: Tensor  # Rows of the history; -1 of spare ones.
+    places: Tensor  # Where each row of the history is among them, or -1.
+    next_rows: Tensor
+    next_places: Tensor
+    layout: JaggedLayout
+
+    @property
+    def offsets(self) -> Tensor:
+        return self.layout.offsets
 
     @staticmethod
-    def of(offsets: Tensor, total: int) -> "_Inputs":
-        is_last = torch.zeros(total, dtype=torch.bool, device=offsets.device)
-        is_last[offsets[1:].long() - 1] = True
-        lengths = (offsets.diff() - 1).clamp(min=0)
-        return _Inputs((~is_last).nonzero()[:, 0], torch.cat([offsets[:1], lengths.cumsum(0)]))
+    def of(offsets: Tensor, total: int, max_length: int) -> "_Inputs":
+        """Find them in sequences of `total` rows; `max_length` is that of the inputs if there are spare rows, else
+        0."""
+        starts, lengths = offsets[:-1].long(), (offsets.diff() - 1).clamp(min=0)
+        ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
+        num = total if max_length else int(ends[-1])
+        places = torch.arange(num, device=offsets.device)
+        samples = sample_of_each(ends, num)
+        rows = torch.where(places < ends[-1], starts[samples] + places - ends[samples], -1)
+        next_rows = torch.where(rows < 0, -1, rows + 1)
+        samples = sample_of_each(offsets, total)
+        within = torch.arange(total, device=offsets.device) - starts[samples]
+        to, most = ends[samples] + within, lengths[samples]
+        return _Inputs(rows, torch.where(within < most, to, -1), next_rows,
+                       torch.where((within > 0) & (within <= most), to - 1, -1), JaggedLayout(ends, num, max_length))
 
 
 class Head(nn.Module):
@@ -225,11 +275,13 @@ class Encoder(nn.Module):
         self.blocks = nn.ModuleList(block(model, self.dim, max_length) for _ in range(model.sequence.num_blocks))
         self.norm = nn.LayerNorm(self.dim)
 
-    def forward(self, rows: Tensor, offsets: Tensor, times: Tensor | None) -> Tensor:
+    def forward(self, rows: Tensor, layout: JaggedLayout, times: Tensor | None) -> Tensor:
+        offsets = layout.offsets
         samples = sample_of_each(offsets, len(rows))
         from_newest = offsets[1:].long()[samples] - 1 - torch.arange(len(rows), device=rows.device)
+        from_newest = from_newest.clamp(min=0)  # of spare rows too
         numbers = samples * self.max_length + from_newest
-        batch = Rows(offsets, times, JaggedLayout(offsets, len(rows)), (numbers, self.max_length))
+        batch = Rows(offsets, times, layout, (numbers, self.max_length))
         values = rows * math.sqrt(self.dim) + embedding(from_newest, self.positions)
         if self.gaps is not None and times is not None:
             before = torch.cat([times[:1], times[:-1]])

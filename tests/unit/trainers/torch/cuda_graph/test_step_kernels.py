@@ -35,6 +35,24 @@ def test_counts_and_sums_are_those_of_torch(kernels):
     assert bad_loss == NO_STEP
 
 
+def test_rows_that_are_no_prediction_count_nowhere(kernels):
+    generator = torch.Generator().manual_seed(4)
+    logits, label = torch.randn(300, generator=generator), torch.ones(300)
+    label[::3] = torch.nan
+    logits[3] = torch.nan
+    is_counted = ~label.isnan()
+    (counts, sums), bad_loss = measured(kernels, logits, label)
+    (wanted_counts, wanted_sums), _ = measured(kernels, logits[is_counted], label[is_counted])
+    assert torch.equal(counts, wanted_counts)
+    torch.testing.assert_close(sums, wanted_sums)
+    assert bad_loss == NO_STEP
+    plain = MetricWindow(torch.device("cpu"))
+    for _ in range(2):
+        plain.accumulate(logits.nan_to_num(), label.nan_to_num(), is_counted.float())
+    assert torch.equal(counts, plain.on_device[0])
+    torch.testing.assert_close(sums, plain.on_device[1], rtol=1e-6, atol=0)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_logit_that_is_no_number_is_noted_with_its_first_step(kernels, bad):
     logits = torch.zeros(300)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -25,10 +26,11 @@ from embark.data.synthetic import EVAL, TRAIN, SyntheticSource
 from embark.features.hashing import FIRST, SECOND, STEP
 from embark.features.layout import Field
 from embark.model.steps import EVAL_SAMPLES, num_together
-from embark.spec import Table
+from embark.spec import ModelSpec, Table
 from embark.trainers.torch.batch import RawDecoder, pinned
 from embark.trainers.torch.device_samples import DeviceSampler, Samples
 from embark.trainers.torch.engines.pipeline import BatchRange
+from embark.trainers.torch.networks.sequences import uneven_negatives
 from embark.trainers.torch.world import CAPTURED
 
 ALIGNMENT = 64
@@ -43,15 +45,25 @@ class HostBuffer:
     release: Any  # Takes the event after which the memory may be used again.
     num_batches: int = 1
     row_order: RowOrder | None = None  # Computes the order of rows on the device if the host did not.
+    shape: BatchShape | None = None  # That of a batch with sequences.
 
     def write(self, slot: Tensor) -> None:
         """Copy the batches into device memory; does not wait."""
-        slot.copy_(self.buffer, non_blocking=True)
+        slot[: len(self.buffer)].copy_(self.buffer, non_blocking=True)
         if self.row_order is not None:
             self.row_order(slot)
 
     def correct(self, slot: Tensor) -> None:
         """Do nothing: batches that the host made are complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """How much room the sequences of one batch have."""
+
+    capacities: tuple[int, ...]  # Rows of each feature that is looked up row by row, or not at all.
+    size_bytes: int
+    num_predictions: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,23 +122,10 @@ class PackedLayout:
         into[dense : dense + 4 * n * self.num_dense].view(np.float32)[:] = batch.dense.reshape(-1)
         to: NDArray[Any] = into[ids : ids + self._id_bytes * n * sum(self.num_ids)].view(
             np.int64 if self.is_wide else np.int32)
-        self._spread(batch.ids, batch, to, NO_ID if self.is_wide else -1)
+        spread(batch.ids, batch.lengths, self.num_ids, to, NO_ID if self.is_wide else -1)
         if self.weighted:
-            self._spread(pooling_weights(batch, self.weighted), batch, into[factors:].view(np.float32), 0)
-
-    def _spread(self, values: NDArray[Any], batch: Batch, to: NDArray[Any], missing: int) -> None:
-        """Give each sample room for as many ids as it may have."""
-        if values.size == to.size:
-            to[:] = values
-            return
-        start = at = 0
-        for most, lengths in zip(self.num_ids, batch.lengths, strict=True):
-            rows = to[at : at + self.num_samples * most].reshape(self.num_samples, most)
-            rows.fill(missing)
-            count = int(lengths.sum())
-            rows[np.arange(most) < lengths[:, None]] = values[start : start + count]
-            start += count
-            at += self.num_samples * most
+            spread(pooling_weights(batch, self.weighted), batch.lengths, self.num_ids, into[factors:].view(np.float32),
+                   0)
 
     @property
     def starts(self) -> tuple[int, int, int, int, int]:
@@ -140,6 +139,24 @@ class PackedLayout:
     @property
     def _id_bytes(self) -> int:
         return 8 if self.is_wide else 4
+
+
+def spread(
+    values: NDArray[Any], all_lengths: NDArray[np.int32], num_ids: Sequence[int], to: NDArray[Any], missing: int
+) -> None:
+    """Give each sample room for as many ids of each feature as it may have."""
+    if values.size == to.size:
+        to[:] = values
+        return
+    start = at = 0
+    for most, lengths in zip(num_ids, all_lengths, strict=True):
+        size = len(lengths) * most
+        rows = to[at : at + size].reshape(len(lengths), most)
+        rows.fill(missing)
+        count = int(lengths.sum())
+        rows[np.arange(most) < lengths[:, None]] = values[start : start + count]
+        start += count
+        at += size
 
 
 class RawLayout:
@@ -206,6 +223,117 @@ class DrawnLayout:
             torch.empty((1, EVAL_SAMPLES), device=slot.device)))
 
 
+class SequenceLayout:
+    """Label, dense features, where the sequences of each sample begin, and ids: of pooled features as in
+    `PackedLayout`, then, table by table, of features whose rows are looked up one by one, then numbers that are not
+    looked up.
+
+    A sequence feature has room for a few more ids than the batch has, with −1 behind them.
+    """
+
+    max_batches = 1
+
+    def __init__(self, model: ModelSpec, num_samples: int) -> None:
+        self._num_samples, self._num_dense, self._sequence = num_samples, model.num_dense, model.sequence
+        self._is_next_item = model.is_next_item
+        names = [table.name for table in model.table_list()]
+        self.tables = [table for table in model.stored_tables() if table.is_sequence]
+        self.unpooled = [feature for table in self.tables for feature in table.features]
+        self.unpooled += [feature for feature in model.table_list() if not feature.lookup]
+        self.pooled = pooled_tables(model)
+        self._pooled_at, self._unpooled_at = ([names.index(feature.name) for feature in features]
+                                              for features in (self.pooled, self.unpooled))
+        self._num_ids = [feature.multi_hot for feature in self.pooled]
+        self.first_id = num_samples * sum(self._num_ids)  # Index of the first id that is not pooled.
+        starts = [0, 4 * num_samples, 4 * num_samples * self._num_dense,
+                  4 * (num_samples + 1) * sum(feature.is_sequence for feature in self.unpooled)]
+        _, self._dense_start, self._offsets_start, self._ids_start = accumulate(map(_aligned, starts))
+        self.size_bytes = self._size_of([num_samples * feature.multi_hot for feature in self.unpooled])
+        self.capacities: tuple[int, ...] = self.some_room
+        """Room of the batch that is decoded."""
+
+    @property
+    def some_room(self) -> tuple[int, ...]:
+        """Room for some rows of each feature, in which a step can be tried."""
+        n = self._num_samples
+        return tuple(n if self._has_fixed_room(one) else min(4096, n * one.multi_hot) for one in self.unpooled)
+
+    def larger(self, capacities: Sequence[int]) -> tuple[int, ...]:
+        """Return the room of a batch with a quarter more rows."""
+        return tuple(room if self._has_fixed_room(one) else
+                     min(capacity_of(room * 5 // 4), self._num_samples * one.multi_hot)
+                     for one, room in zip(self.unpooled, capacities, strict=True))
+
+    def _has_fixed_room(self, feature: Table) -> bool:
+        """Return whether each sample has as many ids as any other."""
+        return not feature.is_sequence or feature.name == self._sequence.negatives
+
+    @contextmanager
+    def feed(self, source: SampleSource, part: BatchRange, device: torch.device) -> Iterator[Iterator[HostBuffer]]:
+        """Yield batches that a loader makes and one more thread packs."""
+        with Loader(source, **asdict(part)) as loader:
+            yield iter(Packer(loader, self, is_pinned=device.type == "cuda"))
+
+    def decode(self, buffer: Tensor, number: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Return dense features, all ids and label as views."""
+        n, dense = self._num_samples, self._dense_start
+        return (
+            buffer[dense : dense + 4 * n * self._num_dense].view(torch.float32).view(n, self._num_dense),
+            buffer[self._ids_start : self._size_of(self.capacities)].view(torch.int32),
+            buffer[: 4 * n].view(torch.float32),
+        )
+
+    def offsets(self, buffer: Tensor) -> dict[str, Tensor]:
+        """Return where the rows of each sample begin, and the end, of each sequence, as views."""
+        sequences, size = [one.name for one in self.unpooled if one.is_sequence], self._num_samples + 1
+        found = buffer[self._offsets_start : self._offsets_start + 4 * size * len(sequences)].view(torch.int32)
+        return dict(zip(sequences, found.view(-1, size), strict=True))
+
+    def spans(self) -> list[slice]:
+        """Return where the ids of each feature in `unpooled` are among all ids."""
+        ends = list(accumulate(self.capacities, initial=self.first_id))
+        return [slice(start, end) for start, end in pairwise(ends)]
+
+    def table_spans(self) -> list[slice]:
+        """Return where the ids of each table in `tables` are among all ids: those of all of its features."""
+        spans = iter(self.spans())
+        of_tables = [[next(spans) for _ in table.features] for table in self.tables]
+        return [slice(own[0].start, own[-1].stop) for own in of_tables]
+
+    def pack(self, batch: Batch, into: NDArray[np.uint8]) -> BatchShape:
+        """Write `batch` into the buffer `into`."""
+        n = num_predictions = self._num_samples
+        by_feature, capacities = batch.by_feature(batch.ids), list[int]()
+        into[: 4 * n].view(np.float32)[:] = batch.label
+        into[self._dense_start : self._dense_start + batch.dense.nbytes].view(np.float32)[:] = batch.dense.reshape(-1)
+        ids: NDArray[np.int32] = into[self._ids_start :].view(np.int32)
+        spread(np.concatenate([by_feature[at] for at in self._pooled_at] or [batch.ids[:0]]),
+               batch.lengths[self._pooled_at], self._num_ids, ids[: self.first_id], -1)
+        offsets, end = into[self._offsets_start : self._ids_start].view(np.int32), self.first_id
+        for feature, at in zip(self.unpooled, self._unpooled_at, strict=True):
+            values, lengths = by_feature[at], batch.lengths[at]
+            is_even = bool((lengths == lengths[0]).all())
+            if feature.name == self._sequence.negatives and not (is_even or self._sequence.share_negatives):
+                raise uneven_negatives(feature.name)
+            if feature.name == self._sequence.history and self._is_next_item:
+                num_predictions = int(np.maximum(lengths - 1, 0).sum())
+            if not feature.is_sequence:
+                capacities.append(n)
+                spread(values, lengths[None], [1], ids[end : end + n], -1)
+            else:
+                capacities.append(len(values) if is_even else min(capacity_of(len(values)), n * feature.multi_hot))
+                offsets[0] = 0
+                np.cumsum(lengths, out=offsets[1 : n + 1])
+                offsets = offsets[n + 1 :]
+                ids[end : end + len(values)] = values
+                ids[end + len(values) : end + capacities[-1]] = -1
+            end += capacities[-1]
+        return BatchShape(tuple(capacities), self._size_of(capacities), num_predictions)
+
+    def _size_of(self, capacities: Sequence[int]) -> int:
+        return self._ids_start + 4 * (self.first_id + sum(capacities))
+
+
 class DrawnBatches:
     """Batches that the device has yet to draw."""
 
@@ -232,9 +360,22 @@ class DrawnBatches:
                                          self._is_uncertain)
 
 
-BatchLayout = PackedLayout | RawLayout | DrawnLayout
+BatchLayout = PackedLayout | RawLayout | DrawnLayout | SequenceLayout
 """How batches lie in one buffer, and what turns it into dense [B, num_dense], ids [all] and label [B] on the device."""
 BatchBuffer = HostBuffer | DrawnBatches
+
+
+def pooled_tables(model: ModelSpec) -> list[Table]:
+    """Return the features whose rows are pooled."""
+    unpooled = {table.name for table in model.stored_tables() if table.is_sequence}
+    return [table for table in model.table_list() if table.lookup and table.weights not in unpooled]
+
+
+def capacity_of(num_rows: int) -> int:
+    """Return the room that so many rows get: few sizes, from 512 on each at most an eighth larger than the one
+    before."""
+    step = max(64, 1 << max(0, num_rows.bit_length() - 4))
+    return max(1, -(-num_rows // step)) * step
 
 
 def _released_when_copied(loader: RawLoader, row_order: RowOrder | None) -> Iterator[HostBuffer]:
@@ -252,19 +393,21 @@ def _released_when_copied(loader: RawLoader, row_order: RowOrder | None) -> Iter
 class Packer:
     """A thread that packs batches into a ring of host buffers, pinned where the device is a GPU."""
 
-    def __init__(self, batches: Iterable[Batch], layout: PackedLayout, *, is_pinned: bool, depth: int = 4) -> None:
+    def __init__(
+        self, batches: Iterable[Batch], layout: PackedLayout | SequenceLayout, *, is_pinned: bool, depth: int = 4
+    ) -> None:
         self._batches, self._layout = batches, layout
         self._free: queue.SimpleQueue[tuple[Tensor, Any]] = queue.SimpleQueue()
         for _ in range(depth):
             self._free.put((torch.empty(layout.size_bytes, dtype=torch.uint8, pin_memory=is_pinned), None))
-        self._full: queue.SimpleQueue[Tensor | BaseException | None] = queue.SimpleQueue()
+        self._full: queue.SimpleQueue[HostBuffer | BaseException | None] = queue.SimpleQueue()
 
     def __iter__(self) -> Iterator[HostBuffer]:
         threading.Thread(target=self._run, name="embark-packer", daemon=True).start()
         while (got := self._full.get()) is not None:
             if isinstance(got, BaseException):
                 raise got
-            yield HostBuffer(got, lambda event, buffer=got: self._free.put((buffer, event)))
+            yield got
 
     def _run(self) -> None:
         try:
@@ -272,8 +415,9 @@ class Packer:
                 buffer, event = self._free.get()
                 if event is not None:
                     event.synchronize()
-                self._layout.pack(batch, buffer.numpy())
-                self._full.put(buffer)
+                shape = self._layout.pack(batch, buffer.numpy())
+                self._full.put(HostBuffer(buffer[: shape.size_bytes] if shape else buffer,
+                                          lambda event, buffer=buffer: self._free.put((buffer, event)), shape=shape))
             self._full.put(None)
         except BaseException as error:
             self._full.put(error)

@@ -30,6 +30,8 @@ from embark.trainers.torch.engines.cuda_graph.batch_layout import (
     DrawnLayout,
     PackedLayout,
     RawLayout,
+    SequenceLayout,
+    pooled_tables,
 )
 from embark.trainers.torch.engines.cuda_graph.compile_kernels import compile_in_parallel
 from embark.trainers.torch.engines.cuda_graph.exchange import Exchange, Sizes, wire_dtype
@@ -39,6 +41,7 @@ from embark.trainers.torch.engines.cuda_graph.lookup import (
     FbgemmLookup,
     KernelLookup,
     LocalShard,
+    Lookup,
     LookupPlan,
     Shard,
     divides_itself,
@@ -49,6 +52,7 @@ from embark.trainers.torch.engines.cuda_graph.lookup import (
 from embark.trainers.torch.engines.cuda_graph.network import (
     AutogradNetwork,
     Network,
+    autograd_network,
     num_rows,
     why_not_captured,
 )
@@ -57,7 +61,7 @@ from embark.trainers.torch.engines.pipeline import BatchRange, Engine, EngineInp
 from embark.trainers.torch.metrics import MetricWindow
 from embark.trainers.torch.networks.custom_model import CustomNetwork
 from embark.trainers.torch.optimizers import table_rates
-from embark.trainers.torch.sharding import sharded_tables
+from embark.trainers.torch.sharding import sharded_collections
 from embark.trainers.torch.world import CAPTURED, World
 
 NO_STEP = torch.iinfo(torch.int64).max
@@ -90,7 +94,7 @@ class CudaGraphEngine(Engine):
         self._filled: BatchBuffer | None = None  # The batch in the active slot.
         self._following: BatchBuffer | None = None  # The batch that is being copied into the other slot.
         self._slot = self._number = 0
-        self._measured: Tensor | None = None
+        self._measured: dict[int, Tensor] = {}  # What two kernels hand each other, by the number of predictions.
         self._is_built = False
 
     def feed(self, source: SampleSource, part: BatchRange) -> AbstractContextManager[Iterator[BatchBuffer]]:
@@ -110,13 +114,18 @@ class CudaGraphEngine(Engine):
         self._next_batch(batches)
         if is_first and self._is_gpu and isinstance(self._inputs.dense, CustomNetwork):
             self._check_first()
+        num_predictions = self._run()
+        if self._number == 0:
+            self._fetch_following(batches)
+        self._window.count(num_predictions)
+
+    def _run(self) -> int:
+        """Train on the batch in the active slot; returns how many predictions the window has counted."""
         if self._streams is None:
             self._body(self._slot, self._number)
         else:
             self._graphs[self._slot][self._number].replay()
-        if self._number == 0:
-            self._fetch_following(batches)
-        self._window.count(len(self._network.logits))
+        return len(self._network.logits)
 
     def settle(self, step: int) -> None:
         """Bring the optimizer's own state to where it would be had it done the steps, before a checkpoint."""
@@ -187,8 +196,9 @@ class CudaGraphEngine(Engine):
         dtype = torch.bfloat16 if inputs.precision == "bf16" else torch.float32
         self._ops = gpu_ops() if self._is_gpu and dtype == torch.bfloat16 else TorchOps()
         self._make_network(dtype)
-        sizes = Sizes(self._num_samples, tuple(t.multi_hot for t in self._tables),
-                      tuple(t.dim or 0 for t in self._tables))
+        pooled = {table.name for table in pooled_tables(spec.model)}
+        of_tables = [(t.multi_hot, t.dim or 0) if t.name in pooled else (0, 0) for t in self._tables]
+        sizes = Sizes(self._num_samples, tuple(ids for ids, _ in of_tables), tuple(width for _, width in of_tables))
         self._exchange: Exchange | None = None
         if needs_exchange(world):
             self._exchange = Exchange(self._shards, sizes, world.rank, world.world_size, self._device,
@@ -211,7 +221,7 @@ class CudaGraphEngine(Engine):
         self._network: Network | AutogradNetwork
         self._flat: FlatParameters
         if inputs.spec.model.goes_back_by_autograd:
-            self._network = own = AutogradNetwork(inputs, self._num_samples)
+            self._network = own = autograd_network(inputs, self.layout)
             self._flat = own.flat(inputs, dtype)
             self._flat.adopt()
             if isinstance(inputs.dense, CustomNetwork):
@@ -242,7 +252,21 @@ class CudaGraphEngine(Engine):
         network.check_values()
         self._bad_id.fill_(NO_STEP)  # the step itself notes it, with its number
 
-    def _make_lookup(self, sizes: Sizes) -> FbgemmLookup | KernelLookup:
+    def _make_lookup(self, sizes: Sizes) -> Lookup:
+        self._plans = self._make_plans(sizes)
+        exchange = self._exchange
+        return self._lookup_of(self._plans, exchange.num_global if exchange else sizes.num_samples)
+
+    def _lookup_of(self, plans: Sequence[LookupPlan], num_samples: int) -> FbgemmLookup | KernelLookup:
+        spec = self._inputs.spec
+        if not self._is_gpu:
+            return FbgemmLookup(plans, num_samples, rounding_seed(spec), self._step)
+        seed = torch.tensor([rounding_seed(spec)], device=self._device)
+        return KernelLookup(plans, num_samples, Device(self._rates.now, self._step, self._bad_id, seed),
+                            spec.train.eps, spec.train.embedding_l2 / num_rows(spec),
+                            has_factors=spec.model.has_weighted_ids)
+
+    def _make_plans(self, sizes: Sizes) -> list[LookupPlan]:
         exchange, spec = self._exchange, self._inputs.spec
         stored = spec.model.stored_tables()
         ends = accumulate(table.rows for table in stored)
@@ -259,14 +283,7 @@ class CudaGraphEngine(Engine):
                 rate=self._rate_of[table.weights], first_number=first_numbers[table.weights],
             ))
             column += one.shard.num_columns
-        self._plans = plans
-        num_samples = exchange.num_global if exchange else sizes.num_samples
-        if not self._is_gpu:
-            return FbgemmLookup(plans, num_samples, rounding_seed(spec), self._step)
-        seed = torch.tensor([rounding_seed(spec)], device=self._device)
-        return KernelLookup(plans, num_samples, Device(self._rates.now, self._step, self._bad_id, seed),
-                            spec.train.eps, spec.train.embedding_l2 / num_rows(spec),
-                            has_factors=spec.model.has_weighted_ids)
+        return plans
 
     def _must_divide(self, feature: int) -> bool:
         """Return whether the engine has to turn a feature's sums into means.
@@ -282,9 +299,28 @@ class CudaGraphEngine(Engine):
         return is_split or any(not divides_itself(one) for one in mine)
 
     def _capture(self) -> None:
-        """Run once with no id at all, so that kernels are compiled and no table is touched; then record the step."""
+        """Record the step for each batch of each slot."""
+        self._warm_up(0)
+        pool = None
+        for slot in range(2):
+            self._graphs.append([])
+            for number in range(self.layout.max_batches):
+                self._graphs[slot].append(self._recorded(slot, number, pool))
+                pool = self._graphs[0][0].pool()
+
+    def _recorded(self, slot: int, number: int, pool: Any) -> torch.cuda.CUDAGraph:
+        """Record the step, in memory of `pool` if there is one already."""
+        assert self._streams is not None
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool, stream=self._streams.main, capture_error_mode="thread_local"):
+            self._body(slot, number)
+        CAPTURED.add(graph)
+        return graph
+
+    def _warm_up(self, slot: int) -> None:
+        """Run with no id at all, so that kernels are compiled and no table is touched, and nothing else changes."""
         flat, window = self._flat, self._window
-        changed = (flat.master, flat.state, flat.second_state, flat.shadow, self._step)
+        changed = (flat.master, flat.state, flat.second_state, flat.shadow, self._step, self._bad_loss)
         kept = [t.clone() for t in changed]
         own = self._network if isinstance(self._network, AutogradNetwork) else None
         window_kept = window.clone_sums()
@@ -297,23 +333,12 @@ class CudaGraphEngine(Engine):
                 if not (own or self._dynamic or self._exchange):
                     compile_in_parallel(self._call_kernels)
                 for _ in range(2):
-                    self._body(0, 0, has_ids=False)
+                    self._body(slot, 0, has_ids=False)
             torch.cuda.current_stream().wait_stream(streams.main)
         for tensor, before in zip(changed, kept, strict=True):
             tensor.copy_(before)
         window.set_sums(window_kept)
-        self._bad_loss.fill_(NO_STEP)
         torch.cuda.synchronize()
-        pool = None
-        for slot in range(2):
-            self._graphs.append([])
-            for number in range(self.layout.max_batches):
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool, stream=streams.main, capture_error_mode="thread_local"):
-                    self._body(slot, number)
-                CAPTURED.add(graph)
-                pool = graph.pool()
-                self._graphs[slot].append(graph)
 
     def _call_kernels(self) -> None:
         """Launch every kernel of a step, and those that draw samples."""
@@ -393,12 +418,17 @@ class CudaGraphEngine(Engine):
         if self._is_gpu and type(self._window) is MetricWindow:
             from embark.trainers.torch.engines.cuda_graph import step_kernels
 
-            if self._measured is None:
-                self._measured = torch.zeros(step_kernels.partial_shape(len(label)), device=self._device)
+            partial = self._measured.get(len(label))
+            if partial is None:
+                partial = torch.zeros(step_kernels.partial_shape(len(label)), device=self._device)
+                self._measured[len(label)] = partial
             counts, sums = self._window.on_device
-            step_kernels.measure(logits, label, counts, sums, self._measured, self._bad_loss, self._step)
+            step_kernels.measure(logits, label, counts, sums, partial, self._bad_loss, self._step)
             return
-        self._window.accumulate(logits, label)
+        if isinstance(self._window, MetricWindow) and self._inputs.spec.model.is_next_item:
+            self._window.accumulate(logits, label.nan_to_num(), (~label.isnan()).float())
+        else:
+            self._window.accumulate(logits, label)
         is_bad = ~torch.isfinite(logits).all()
         torch.minimum(self._bad_loss, torch.where(is_bad, self._step, NO_STEP), out=self._bad_loss)
 
@@ -440,7 +470,7 @@ def _any_obstacle(world: World, obstacle: str) -> str:
 
 
 def _local_shards(inputs: EngineInputs) -> list[LocalShard]:
-    return local_shards(sharded_tables(inputs.model), inputs.spec.model.table_list(), inputs.world.rank)
+    return local_shards(sharded_collections(inputs.model), inputs.spec.model.table_list(), inputs.world.rank)
 
 
 def make_cuda_graph_engine(inputs: EngineInputs, source: SampleSource, reason: str) -> CudaGraphEngine:
@@ -454,7 +484,12 @@ def make_cuda_graph_engine(inputs: EngineInputs, source: SampleSource, reason: s
     is_fixed = isinstance(layout, RawLayout) or (spec.data.kind == "synthetic" and not spec.data.ragged)
     if not is_fixed and any(t.multi_hot > 1 for t in tables):
         reason += "; a sample with fewer ids than multi_hot is padded"
-    return CudaGraphEngine(inputs, planned(inputs.plan, tables), _local_shards(inputs), layout, reason)
+    kind: type[CudaGraphEngine] = CudaGraphEngine
+    if isinstance(layout, SequenceLayout):
+        from embark.trainers.torch.engines.cuda_graph.sequence_engine import SequenceEngine
+
+        kind = SequenceEngine
+    return kind(inputs, planned(inputs.plan, tables), _local_shards(inputs), layout, reason)
 
 
 def _batch_layout(inputs: EngineInputs, source: SampleSource) -> BatchLayout:
@@ -462,6 +497,8 @@ def _batch_layout(inputs: EngineInputs, source: SampleSource) -> BatchLayout:
     the GPU, or packed batches, as several labels and sampled negatives need."""
     spec, world, tables = inputs.spec, inputs.world, inputs.spec.model.table_list()
     num_samples = num_rows(spec) // world.world_size
+    if spec.model.has_sequences:
+        return SequenceLayout(spec.model, num_samples)
     if spec.model.tasks or inputs.extend or spec.model.has_weighted_ids:
         return PackedLayout(num_samples, spec.model.num_dense, tuple(t.multi_hot for t in tables),
                             len(spec.model.tasks), inputs.extend, tables if spec.model.has_weighted_ids else (),

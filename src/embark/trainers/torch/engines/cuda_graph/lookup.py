@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from fbgemm_gpu.split_embedding_configs import EmbOptimType, SparseType
 from fbgemm_gpu.split_table_batched_embeddings_ops_common import PoolingMode
 from fbgemm_gpu.split_table_batched_embeddings_ops_training import SplitTableBatchedEmbeddingBagsCodegen
 from torch import Tensor
-from torchrec.distributed.embeddingbag import ShardedEmbeddingBagCollection
 from torchrec.distributed.types import ShardingPlan
 
 from embark.model.work import MAX_SORTED_AT_ONCE
@@ -68,11 +67,11 @@ def planned(plan: ShardingPlan, features: tuple[Table, ...]) -> list[Shard]:
     return sorted(found)
 
 
-def local_shards(tables: ShardedEmbeddingBagCollection, features: tuple[Table, ...], rank: int) -> list[LocalShard]:
+def local_shards(collections: Sequence[Any], features: tuple[Table, ...], rank: int) -> list[LocalShard]:
     """List this rank's shards in the order of `planned`."""
     names = [feature.name for feature in features]
     found = []
-    for lookup in tables._lookups:
+    for lookup in (one for tables in collections for one in tables._lookups):
         for kernel in getattr(lookup, "module", lookup)._emb_modules:
             position = 0
             for table in kernel._config.embedding_tables:
@@ -149,7 +148,8 @@ class FbgemmLookup:
             torch.cat([grads[:, p.column : p.column + p.local.shard.num_columns] for p in plans], dim=1).to(rows.dtype)
             for (_, plans), rows in zip(self._batches, self._outputs, strict=True)
         ]
-        torch.autograd.backward(self._outputs, incoming)
+        if incoming:
+            torch.autograd.backward(self._outputs, incoming)
         self._outputs = []
 
     def _bags(
@@ -176,6 +176,51 @@ class FbgemmLookup:
         return torch.cat(indices), offsets, *([torch.cat(of_indices)] if of_indices else [])
 
 
+class FbgemmRows:
+    """FBGEMM's own lookup and update of tables whose rows are not pooled: any device, no graph."""
+
+    def __init__(self, plans: Sequence[Sequence[LookupPlan]]) -> None:
+        """`plans` has the shards of each table, as its first feature sees them."""
+        batches = {id(one.local.batch): one.local.batch for shards in plans for one in shards}
+        self._batches = [(batch, {one.local.position: (table, one) for table, shards in enumerate(plans)
+                                  for one in shards if one.local.batch is batch}) for batch in batches.values()]
+        self._outputs: list[tuple[Tensor, list[tuple[int, Tensor, slice]]]] = []
+
+    def set_rates(self, rates: Sequence[float]) -> None:
+        for batch, by_position in self._batches:
+            batch.set_learning_rate(rates[next(iter(by_position.values()))[1].rate])
+
+    def forward(self, ids: Sequence[Tensor], outs: Sequence[Tensor]) -> None:
+        """Look up the ids of each table, −1 for none, into its rows."""
+        self._outputs = []
+        for batch, by_position in self._batches:
+            indices, counts, places = [], [0], []
+            for position in range(len(batch.weights_offsets)):  # of each feature, of which one of a table has all ids
+                counts.append(0)
+                if position not in by_position:
+                    continue
+                table, one = by_position[position]
+                first, num_columns = one.local.shard.first_column, one.local.shard.num_columns
+                is_there = (ids[table] != -1).nonzero()[:, 0]
+                counts[-1] = len(is_there)
+                indices.append(ids[table][is_there])
+                places.append((table, is_there, slice(first, first + num_columns)))
+            offsets = torch.tensor(counts, device=ids[0].device).cumsum(0).to(ids[0].dtype)
+            with torch.enable_grad():
+                rows = batch(torch.cat(indices), offsets)
+            self._outputs.append((rows, places))
+            start = 0
+            for table, where, columns in places:
+                outs[table][:, columns] = 0
+                outs[table][where, columns] = rows[start : start + len(where)].detach().float()
+                start += len(where)
+
+    def backward(self, grads: Sequence[Tensor]) -> None:
+        for rows, places in self._outputs:
+            rows.backward(torch.cat([grads[table][where, columns] for table, where, columns in places]).to(rows.dtype))
+        self._outputs = []
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """Tensors that the kernels read on the device, at every step."""
@@ -184,6 +229,18 @@ class Device:
     step: Tensor
     trouble: Tensor
     seed: Tensor  # Seed of stochastic rounding.
+
+
+class Lookup(Protocol):
+    """Looks rows up, and updates them by their gradients."""
+
+    def set_rates(self, rates: Sequence[float]) -> None: ...
+
+    def forward(self, ids: Tensor, out: Tensor, factors: Tensor | None = None) -> None: ...
+
+    def sort(self, grads: Tensor) -> None: ...
+
+    def backward(self, grads: Tensor, fork: Fork = nullcontext) -> None: ...
 
 
 class KernelLookup:

@@ -5,24 +5,27 @@ The layers, their order and the interaction are those of the module of `networks
 Custom networks and those over fields go back by autograd.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import softplus
 
 from embark.formatting import to_one_line
 from embark.model.work import DENSE_STATES, padded
 from embark.spec import RunSpec
 from embark.spec.user_code import user_error
+from embark.trainers.torch.engines.cuda_graph.batch_layout import SequenceLayout, pooled_tables
 from embark.trainers.torch.engines.cuda_graph.flat_parameters import FlatDense, FlatParameters, Layer
 from embark.trainers.torch.engines.cuda_graph.ops import Fork, TorchOps
 from embark.trainers.torch.engines.pipeline import EngineInputs
 from embark.trainers.torch.networks.custom_model import CustomNetwork
 from embark.trainers.torch.networks.dlrm import CrossNetwork, DotNetwork
 from embark.trainers.torch.networks.field_networks import of_members
-from embark.trainers.torch.networks.layers import ReLUWithDropout, drop
+from embark.trainers.torch.networks.jagged import JaggedSequence
+from embark.trainers.torch.networks.layers import ReLUWithDropout, SequenceDropout, drop
 from embark.trainers.torch.task_metrics import weighted_loss
 
 
@@ -239,22 +242,22 @@ class AutogradNetwork:
     def __init__(self, inputs: EngineInputs, num_samples: int) -> None:
         """`num_samples` includes sampled negatives."""
         module, spec = inputs.dense, inputs.spec
+        tables = pooled_tables(spec.model)
         device = next(module.parameters()).device
         self._module, self._device, self._is_bf16 = module, device, inputs.precision == "bf16"
         self._tasks, self._num_ranks = list(spec.model.tasks), inputs.world.world_size
         self._softmax: Any = inputs.model.module.softmax if spec.model.kind == "two_tower" else None
         self._num_positives = spec.train.batch_size // self._num_ranks  # Samples that are no sampled negatives.
         self.inputs = torch.zeros(num_samples, spec.model.num_dense, device=device)
-        width = sum(t.dim or 0 for t in spec.model.table_list())
+        width = sum(t.dim or 0 for t in tables)
         self.pooled = torch.zeros(num_samples, width, device=device)  # fp32, as TorchRec gives them
         self.grad_pooled = torch.zeros_like(self.pooled)
         num_outputs = [sum(task.num_outputs for task in self._tasks)] if self._tasks else []
         self.logits = torch.zeros(self._num_positives, *num_outputs, device=device)
         """What the window counts: outputs, or, of two towers, losses."""
         self._no_label = torch.zeros(num_samples, *([len(self._tasks)] if self._tasks else []), device=device)
-        self._no_ids = torch.zeros(num_samples * sum(t.multi_hot for t in spec.model.table_list()), dtype=torch.int32,
-                                   device=device)
-        self._dropouts = [one for one in module.modules() if isinstance(one, ReLUWithDropout)]
+        self._no_ids = torch.zeros(num_samples * sum(t.multi_hot for t in tables), dtype=torch.int32, device=device)
+        self._dropouts = [one for one in module.modules() if isinstance(one, ReLUWithDropout | SequenceDropout)]
         self._keys = torch.zeros(len(self._dropouts), dtype=torch.int64, device=device)
         self._names: list[str] = []  # Names of the weights that are trained.
         self._grads: list[Tensor] = []
@@ -342,17 +345,29 @@ class AutogradNetwork:
         parameters = dict(self._module.named_parameters())
         with torch.enable_grad(), self._keys_on_device():
             weights = {name: parameters[name].detach().requires_grad_() for name in names}
-            pooled = self.pooled.detach().requires_grad_()
-            more = {} if self._softmax is None else {"gives_vectors": True}
+            looked_up = [values.detach().requires_grad_() for values in self._looked_up()]
+            arguments, more = self._arguments(looked_up, self._no_ids if ids is None else ids)
             with torch.autocast(self._device.type, torch.bfloat16, enabled=self._is_bf16):
-                outputs = functional_call(self._module, weights, (self.inputs, pooled), more)
+                outputs = functional_call(self._module, weights, arguments, more)
             loss, logits = self._loss(outputs, self._no_label if label is None else label,
                                       self._no_ids if ids is None else ids)
-            of_pooled, *grads = torch.autograd.grad(loss, [pooled, *weights.values()], allow_unused=True)
-        self.logits.copy_(logits.detach())
-        if of_pooled is not None:
-            self.grad_pooled.copy_(of_pooled)
-        return list(grads)
+            found = torch.autograd.grad(loss, [*looked_up, *weights.values()], allow_unused=True)
+        self._keep(logits.detach(), found[: len(looked_up)])
+        return list(found[len(looked_up) :])
+
+    def _looked_up(self) -> list[Tensor]:
+        """Return the rows that the loss has gradients of."""
+        return [self.pooled]
+
+    def _arguments(self, looked_up: list[Tensor], ids: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Return what the module takes."""
+        return (self.inputs, *looked_up), {} if self._softmax is None else {"gives_vectors": True}
+
+    def _keep(self, logits: Tensor, grads: Sequence[Tensor | None]) -> None:
+        """Keep what the window counts, and the gradients of the looked-up rows."""
+        self.logits.copy_(logits)
+        if grads[0] is not None:
+            self.grad_pooled.copy_(grads[0])
 
     def _loss(self, outputs: Any, label: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         """Return this rank's part of the loss of the global batch, and what the window counts."""
@@ -379,6 +394,92 @@ class AutogradNetwork:
                 one.key = own
 
 
+class SequenceNetwork(AutogradNetwork):
+    """DIN, SASRec and HSTU. Rows of sequences have no buffers of their own: how many there are differs from graph to
+    graph, and graphs share their memory."""
+
+    def __init__(self, inputs: EngineInputs, layout: SequenceLayout, num_samples: int) -> None:
+        super().__init__(inputs, num_samples)
+        self._layout, self._is_next_item = layout, inputs.spec.model.is_next_item
+        self.rows: list[Tensor] = []
+        """[ids, dim] of each table that is looked up row by row; after `gradients` the gradients of its rows."""
+        self.offsets: dict[str, Tensor] = {}
+        self._is_there: Tensor | None = None  # Which logits are predictions; None: all are.
+
+    def counted(self, label: Tensor) -> Tensor:
+        """Return labels, NaN where there is no prediction."""
+        return label if self._is_there is None else torch.where(self._is_there, 1.0, torch.nan)
+
+    def gradients(
+        self, names: list[str], label: Tensor | None = None, ids: Tensor | None = None
+    ) -> list[Tensor | None]:
+        if ids is None:
+            layout = self._layout
+            layout.capacities, num_ids = layout.some_room, layout.first_id + sum(layout.some_room)
+            ids = torch.full((num_ids,), -1, dtype=torch.int32, device=self._device)
+            nothing = torch.zeros(layout.size_bytes, dtype=torch.uint8, device=self._device)
+            self.offsets = layout.offsets(nothing)
+            self.make_rows()
+            torch._foreach_zero_(self.rows)
+        return super().gradients(names, label, ids)
+
+    def make_rows(self) -> None:
+        """Make room for the rows of a batch."""
+        self.rows = [torch.empty(span.stop - span.start, table.dim, device=self._device)
+                     for table, span in zip(self._layout.tables, self._layout.table_spans(), strict=True)]
+
+    def release_rows(self) -> None:
+        """Give back the memory of a batch."""
+        self.rows, self._is_there = [], None
+        self.logits = torch.empty(0, device=self._device)
+
+    def _looked_up(self) -> list[Tensor]:
+        return [self.pooled, *self._rows_by_feature()]
+
+    def _rows_by_feature(self) -> Iterator[Tensor]:
+        """Yield the rows of each feature."""
+        rooms = iter(self._layout.capacities)
+        for table, rows in zip(self._layout.tables, self.rows, strict=True):
+            yield from rows.split([next(rooms) for _ in table.features])
+
+    def _arguments(self, looked_up: list[Tensor], ids: Tensor) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        pooled, *rows = looked_up
+        layout, sequences = self._layout, dict[str, JaggedSequence]()
+        by_name = dict(zip([one.name for one in layout.pooled],
+                           pooled.split([one.dim or 0 for one in layout.pooled], dim=1), strict=True))
+        for at, (feature, span) in enumerate(zip(layout.unpooled, layout.spans(), strict=True)):
+            if not feature.is_sequence:
+                by_name[feature.name] = rows[at]
+                continue
+            values = rows[at] if feature.lookup else ids[span]
+            sequences[feature.name] = JaggedSequence(values, self.offsets[feature.name], ids[span])
+        return (self.inputs, by_name, sequences), {"has_spare_rows": True}
+
+    def _loss(self, outputs: Any, label: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        if not self._is_next_item:
+            return super()._loss(outputs, label, ids)
+        logits, self._is_there = outputs
+        losses = torch.where(self._is_there, softplus(-logits), 0.0)
+        return losses.sum() / self._is_there.sum().clamp(min=1), logits
+
+    def _keep(self, logits: Tensor, grads: Sequence[Tensor | None]) -> None:
+        self.logits = logits
+        if grads[0] is not None:
+            self.grad_pooled.copy_(grads[0])
+        for rows, grad in zip(self._rows_by_feature(), grads[1:], strict=True):
+            rows.zero_() if grad is None else rows.copy_(grad)
+
+
+def autograd_network(inputs: EngineInputs, layout: object = None) -> AutogradNetwork:
+    """Make the network of a model whose gradients autograd computes, for batches of `layout`, if it is known."""
+    num_samples = num_rows(inputs.spec) // inputs.world.world_size
+    if not inputs.spec.model.has_sequences:
+        return AutogradNetwork(inputs, num_samples)
+    if not isinstance(layout, SequenceLayout):
+        layout = SequenceLayout(inputs.spec.model, num_samples)
+    return SequenceNetwork(inputs, layout, num_samples)
+
+
 def trainable(module: nn.Module) -> list[str]:
     """Return the names of the weights that have gradients."""
     return [name for name, parameter in module.named_parameters() if parameter.requires_grad]
@@ -396,7 +497,7 @@ def why_not_captured(inputs: EngineInputs) -> str:
     Weights and random numbers stay as they are.
     """
     spec, device = inputs.spec, inputs.world.device
-    step, names = AutogradNetwork(inputs, num_rows(spec) // inputs.world.world_size), trainable(inputs.dense)
+    step, names = autograd_network(inputs), trainable(inputs.dense)
 
     def run() -> None:
         step.gradients(names)

@@ -22,7 +22,10 @@ def partial_shape(num_samples: int) -> tuple[int, int]:
 def measure(
     logits: Tensor, label: Tensor, counts: Tensor, sums: Tensor, partial: Tensor, bad_loss: Tensor, step: Tensor
 ) -> None:
-    """Add a batch to the window's `counts` and `sums`; `bad_loss` keeps the first step whose loss is not finite."""
+    """Add a batch to the window's `counts` and `sums`; `bad_loss` keeps the first step whose loss is not finite.
+
+    A label of NaN is that of a row that is no prediction.
+    """
     _measure[(partial.shape[0],)](
         logits, label, counts, partial, logits.numel(), NUM_BINS / (2 * LARGEST_LOGIT), LARGEST_LOGIT,
         BINS=NUM_BINS, SAMPLES=SAMPLES, num_warps=4,
@@ -40,10 +43,12 @@ def _measure(
     is_sample = at < num_samples
     logit = tl.load(logits + at, mask=is_sample, other=0.0)
     clicked = tl.load(label + at, mask=is_sample, other=0.0)
+    is_sample &= clicked == clicked
+    clicked = tl.where(is_sample, clicked, 0.0)
     loss = tl.maximum(logit, 0.0) - logit * clicked + tl.log(1.0 + tl.exp(-tl.abs(logit)))
     loss = tl.where(logit == logit, loss, logit)  # a maximum may lose NaN
     chance = 1.0 / (1.0 + tl.exp(-logit))
-    is_bad = (logit != logit) | (tl.abs(logit) == float("inf"))
+    is_bad = is_sample & ((logit != logit) | (tl.abs(logit) == float("inf")))
     to = partial + program * 4
     tl.store(to, tl.sum(tl.where(is_sample, loss, 0.0), axis=0))
     tl.store(to + 1, tl.sum(tl.where(is_sample, chance, 0.0), axis=0))
