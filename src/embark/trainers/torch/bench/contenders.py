@@ -112,9 +112,9 @@ def _detached(batch: Any, trainer: TorchTrainer) -> Any:
     if not isinstance(trainer.engine, CudaGraphEngine):
         return batch
     if isinstance(batch, HostBuffer) and batch.shape is not None:
-        batch.release(None)
-        return replace(batch, buffer=torch.empty_like(batch.buffer, pin_memory=trainer.world.device.type == "cuda"
-                                                      ).copy_(batch.buffer), release=lambda event: None)
+        kept = torch.empty_like(batch.buffer, pin_memory=trainer.world.device.type == "cuda").copy_(batch.buffer)
+        batch.release(None)  # its loader writes the next batch there
+        return replace(batch, buffer=kept, release=lambda event: None)
     slot = torch.empty(trainer.engine.layout.size_bytes, dtype=torch.uint8, device=trainer.world.device)
     batch.write(slot)
     batch.release(None)
