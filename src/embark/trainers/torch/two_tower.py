@@ -26,6 +26,7 @@ from embark.trainers.torch.networks.rank_values import from_all_ranks, gathered
 from embark.trainers.torch.networks.two_tower import TwoTowerNetwork
 from embark.trainers.torch.world import World
 
+_NO_CANDIDATE = -1e30  # Score of an item that is no candidate: not −∞, which times 0 is no number.
 SCORES_AT_ONCE = 1 << 24  # Scores of users and items that the exact search holds at once.
 
 
@@ -123,11 +124,13 @@ class CandidateSoftmax(nn.Module):
         is_positive = label[:num_samples] > 0.5
         is_candidate = torch.cat([is_positive, torch.ones_like(label[num_samples:], dtype=torch.bool)])
         vectors, every_id, every_candidate = from_all_ranks(item), gathered(ids), gathered(is_candidate)
-        logits = user[:num_samples] @ vectors.T / self._temperature - self._log_expected[every_id.long()]
+        # Few passes over all pairs of samples and candidates, which take the time of a step.
+        added = torch.where(every_candidate, -self._log_expected[every_id.long()], _NO_CANDIDATE)
+        logits = torch.addmm(added.float(), user[:num_samples].float() / self._temperature, vectors.float().T)
         samples = torch.arange(num_samples, device=label.device)
         own = samples + dist.get_rank() * len(label)
         # The sample's own item is the answer; the same item elsewhere is no negative.
-        is_left_out = (every_id[None, :] == ids[:num_samples, None]) | ~every_candidate[None, :]
+        is_left_out = every_id[None, :] == ids[:num_samples, None]
         is_left_out.scatter_(1, own[:, None], False)  # not by an index, for which the host would wait
         logits = logits.masked_fill(is_left_out, float("-inf"))
         losses = torch.nn.functional.cross_entropy(logits, own, reduction="none") * is_positive
