@@ -182,7 +182,7 @@ class Console:
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Show a line on the terminal while something takes seconds."""
-        is_shown = not self.json and not self.quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        is_shown = not self.json and not self.quiet and sys.stderr.isatty() and os.getenv("TERM") != "dumb"
         if is_shown:
             sys.stderr.write(f"{what} …")
             sys.stderr.flush()
@@ -278,7 +278,7 @@ def _rich_console(stream: TextIO, *, stderr: bool) -> RichConsole:
 
     # FORCE_COLOR must not put a progress bar into a log: the stream decides, not rich's guess.
     on_terminal = stream.isatty()
-    width = None if on_terminal or os.environ.get("COLUMNS") else _PIPE_WIDTH
+    width = None if on_terminal or os.getenv("COLUMNS") else _PIPE_WIDTH
     return RichConsole(stderr=stderr, force_terminal=on_terminal, width=width, markup=False, emoji=False,
                        highlight=False)
 

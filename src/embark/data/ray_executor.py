@@ -42,7 +42,7 @@ class RayExecutor:
                                  fix="pip install 'embark-rec[ray]', in the version of the cluster") from None
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
-            _connect(os.environ.get("RAY_ADDRESS", "auto"))
+            _connect(os.getenv("RAY_ADDRESS", "auto"))
         self._check_room(ray.nodes())  # type: ignore[no-untyped-call]
         return self
 

@@ -39,6 +39,6 @@ def contract_of(spec: RunSpec) -> Contract:
 def check_cluster(spec: RunSpec, shell: Shell) -> Iterator[Check]:
     """Yield each item of the contract as soon as it is known."""
     contract = contract_of(spec)
-    cluster = Cluster(kubeconfig=os.environ.get("KUBECONFIG", ""), cloud=contract.cloud, namespace=contract.namespace)
+    cluster = Cluster(kubeconfig=os.getenv("KUBECONFIG", ""), cloud=contract.cloud, namespace=contract.namespace)
     for one in contract.check(Kubectl(shell, cluster, notify=lambda _: None, retry=NO_RETRY)):
         yield Check(one.name.replace("_", " "), VERDICTS[one.state], one.found, one.expected, one.fix)

@@ -703,7 +703,7 @@ def _remove_copy(folder: Path) -> None:
 
 
 def _fetched(versions: CheckpointStore) -> Path:
-    cache = Path(os.environ.get("EMBARK_CACHE", "~/.cache/embark")).expanduser() / "exported"
+    cache = Path(os.getenv("EMBARK_CACHE", "~/.cache/embark")).expanduser() / "exported"
     return cache / hashlib.sha256(versions.store.uri.encode()).hexdigest()[:16]
 
 

@@ -25,6 +25,7 @@ from embark.features.hashing import hash_counters, stream_key
 from embark.features.schema import Schema
 from embark.spec.features import FeaturesSpec, NumberTransform
 from embark.store.atomic_file import commit
+from embark.values import frozen
 
 MAX_SAMPLE_VALUES = 1 << 22
 MAX_SAMPLE_ROWS = 1 << 16
@@ -40,7 +41,7 @@ _DIGEST_BYTES = sha256().digest_size
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NumberCode:
     """How one column becomes dense values."""
 
@@ -257,7 +258,7 @@ def _transform_plain(dense: Floats, method: str) -> None:
         np.copysign(size, dense, out=dense)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NumberSample:
     """Cells of training rows: those whose draws are the lowest, and how many of all rows have no value."""
 

@@ -336,7 +336,7 @@ def _load(
 def ray_address() -> str:
     """Return the cluster that Ray's own commands would use; empty if there is none."""
     for variable in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
-        value = os.environ.get(variable, "").rstrip("/")
+        value = os.getenv(variable, "").rstrip("/")
         if value.startswith(("http://", "https://")):
             return value
         if value in ("auto", "local"):
@@ -344,7 +344,7 @@ def ray_address() -> str:
         if value:
             raise UserError(f"{variable}={value} is not where a Ray cluster takes jobs",
                             fix=f"export {variable}=http://HEAD:8265, the address of its dashboard")
-    started = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    started = Path(os.getenv("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
     return RAY_DASHBOARD if started.exists() else ""
 
 

@@ -37,6 +37,7 @@ from embark.rehearse.manifest import selects
 from embark.rehearse.processes import CHANGES, LOOPBACK, Processes, Start, free_port
 from embark.rehearse.rehearsal import Prepared, RehearsalReport
 from embark.rehearse.verdict import Check, Verdict
+from embark.values import frozen
 
 NUM_CLIENTS = 4
 RETRY_S = 1.0
@@ -232,7 +233,7 @@ NUM_ROWS = 8  # Rows of a request.
 ROUTE = "/score"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PreparedServer(Prepared):
     """A server that can be rehearsed."""
 

@@ -67,7 +67,7 @@ def why_not_enforced(spec: RunSpec) -> str:
 
 
 def usd_per_hour() -> float | None:
-    text = os.environ.get(PRICE, "")
+    text = os.getenv(PRICE, "")
     if not text:
         return None
     try:

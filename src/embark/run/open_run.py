@@ -70,7 +70,7 @@ class RunOpener:
                 refuse_over_budget(spec, run_dir)
         except EmbarkError as error:
             self.begun = error
-            if os.environ.get("WORLD_SIZE", "1") == "1":
+            if os.getenv("WORLD_SIZE", "1") == "1":
                 raise
 
     def _record_end(self, run_dir: RunDir, num_bytes: int, error: BaseException | None, *, is_first: bool) -> None:
@@ -137,7 +137,7 @@ def record_event(run_dir: RunDir, event: Event) -> None:
 def lease_ttl_s(spec: RunSpec) -> float:
     """Return how long a lease is valid: at most half of what the other ranks wait for the first one, which may have to
     wait for the lease to expire."""
-    text = os.environ.get(TTL, "")
+    text = os.getenv(TTL, "")
     try:
         seconds = float(text) if text else TTL_S
     except ValueError:
@@ -190,7 +190,7 @@ def finished_result(spec: RunSpec, view: Sequence[Sink]) -> JsonDict | None:
     run itself would, if another model was trained there.
     """
     run_dir = RunDir(run_uri(spec.store.root, spec.name))
-    if run_dir.is_remote or os.environ.get("WORLD_SIZE", "1") != "1" or not run_dir.events.is_file():
+    if run_dir.is_remote or os.getenv("WORLD_SIZE", "1") != "1" or not run_dir.events.is_file():
         return None
     events = life_events(run_dir)
     step = last_finished_step(events)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -14,6 +14,7 @@ from embark.spec.sequence import SequenceSpec
 from embark.spec.tasks import HEAD_FIELDS, TaskHead, Tasks
 from embark.spec.two_tower import TwoTowerSpec
 from embark.spec.user_code import CUSTOM_KIND, is_custom
+from embark.values import frozen
 
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec
@@ -165,7 +166,7 @@ SHARED = ("rows", "dim", "pooling", "learning_rate", "init_range", "optimizer", 
 """Fields of a table that all features share."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoredTable:
     """Rows that are stored once, and the features that look them up."""
 

@@ -141,7 +141,7 @@ def require_stack() -> None:
     # torchmetrics is read by torchrec.metrics alone: a wrong one is the doctor's to report, not a reason to stop.
     wrong = [finding for finding in check(here, gpu=gpu) if not finding.ok and finding.name != "torchmetrics"]
     missing = [finding.name for finding in wrong if finding.found is None]
-    if not wrong or (not missing and os.environ.get("EMBARK_ANY_STACK") == "1"):
+    if not wrong or (not missing and os.getenv("EMBARK_ANY_STACK") == "1"):
         return
     triple, variant = _reference(here), _variant(here, gpu=gpu)
     good = f"torch {triple.torch}, torchrec {triple.torchrec} and {triple.fbgemm_distribution(variant)} {triple.fbgemm}"

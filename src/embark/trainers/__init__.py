@@ -70,7 +70,7 @@ def default_view(progress: bool | None) -> Sequence[Sink]:
 
 def begin(spec: RunSpec, opener: RunOpener, *, fresh: bool) -> None:
     """Begin the run before its library is loaded, if this is its first rank. The hosts of a TPU find that out later."""
-    rank = os.environ.get("RANK", "")
+    rank = os.getenv("RANK", "")
     if rank == "0" or (not rank and not wants_jax(spec)):
         opener.begin(spec, fresh=fresh)
 

@@ -12,7 +12,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -27,11 +26,12 @@ from embark.features.encoding import look_up
 from embark.features.layout import Rows
 from embark.features.rows import Keys
 from embark.store.atomic_file import commit
+from embark.values import frozen
 
 _SAMPLES_PER_PARTITION = 512
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Codes:
     """The values of a column of a run, numbered among themselves."""
 
@@ -40,7 +40,7 @@ class Codes:
     counts: NDArray[np.uint32]  # Training rows that have each key.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunKeys:
     """The position of a column's distinct keys of one run in a file."""
 
@@ -137,7 +137,7 @@ def keys_of(directory: Path, name: str, runs: Sequence[dict[str, Any]], of: str)
     return [RunKeys(path, about["start"], about["num"], np.dtype(about["dtype"])) for about in found]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IdFiles:
     """The files of a column's ids."""
 
@@ -176,7 +176,7 @@ class _KnownKeys(RunKeys):
         return np.zeros(stop - start, np.uint32)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KnownIds:
     """A column's ids of an earlier preparation, which keep their rows."""
 
@@ -189,7 +189,7 @@ class KnownIds:
         return _KnownKeys(self.keys, keys.offset, len(keys), keys.dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Numbered:
     """The result of numbering a column."""
 

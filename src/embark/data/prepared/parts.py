@@ -122,8 +122,8 @@ class PartVerifier:
     parts. A damaged one stops the run at the next part that is used."""
 
     def __init__(self) -> None:
-        self._rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self._num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._rank = int(os.getenv("LOCAL_RANK", "0"))
+        self._num_ranks = int(os.getenv("LOCAL_WORLD_SIZE", "1"))
         self._seen: set[str] = set()
         self._todo: deque[tuple[Part, OpenPart]] = deque()
         self._lock = threading.Lock()

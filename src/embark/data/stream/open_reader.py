@@ -66,7 +66,7 @@ def _needs_client(source: str) -> Iterator[None]:
 
 def client_options() -> dict[str, Any]:
     """Read the TOML file that the environment names: the options may be secret, so no spec has them."""
-    path = os.environ.get(OPTIONS, "")
+    path = os.getenv(OPTIONS, "")
     if not path:
         return {}
     try:

@@ -338,9 +338,9 @@ def _nth(nodes: list[Mapping[str, float]], name: str, count: int) -> int:
 def _headers() -> dict[str, str]:
     """Return credentials from the environment. They are read for each request, and never stored."""
     found: dict[str, str] = {}
-    if token := os.environ.get("RAY_AUTH_TOKEN", ""):
+    if token := os.getenv("RAY_AUTH_TOKEN", ""):
         found["Authorization"] = f"Bearer {token}"
-    if given := os.environ.get("RAY_JOB_HEADERS", ""):
+    if given := os.getenv("RAY_JOB_HEADERS", ""):
         try:
             found |= {str(key): str(value) for key, value in json.loads(given).items()}
         except (ValueError, AttributeError) as error:

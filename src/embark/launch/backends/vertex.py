@@ -303,4 +303,4 @@ def _message(entry: JsonMap) -> str:
 
 
 def _endpoint(service: str, default: str) -> str:
-    return os.environ.get(ENDPOINT + service, "").rstrip("/") or default
+    return os.getenv(ENDPOINT + service, "").rstrip("/") or default

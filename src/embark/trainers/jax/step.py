@@ -1,7 +1,6 @@
 """The whole step as one program over all devices: lookup, dense layers there and back, both updates, metrics."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -18,12 +17,13 @@ from embark.run.evaluation import F64, LARGEST_LOGIT, NUM_BINS, metrics_of
 from embark.spec import RunSpec
 from embark.trainers.jax.exchange import AXIS, BATCH_AXES, Exchange, WantedRows, samples_on
 from embark.trainers.jax.network import dense_shapes, logits_of, row_state, update_dense
+from embark.values import frozen
 
 State = dict[str, Any]
 """`tables` and `slots` by group, `dense` and `dense_state` by weight, and the histograms `counts`."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Programs:
     """The compiled programs of a run."""
 

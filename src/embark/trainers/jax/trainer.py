@@ -6,7 +6,6 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -30,11 +29,12 @@ from embark.trainers.jax.prefetch import DeviceBatch, capacities, to_devices, tr
 from embark.trainers.jax.state import empty_counts
 from embark.trainers.jax.step import State, Window, make_programs, state_shapes, weight_shapes
 from embark.trainers.jax.world import World, join
+from embark.values import frozen
 
 MAX_FLAGS = 256  # Steps whose flags may wait on the devices.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Engine:
     """Name and reason of the engine, for the start event."""
 

@@ -4,7 +4,6 @@ import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from typing import Any
@@ -18,12 +17,13 @@ from numpy.typing import NDArray
 from embark.errors import Fault, UserError
 from embark.spec import PlaceSpec
 from embark.trainers.jax.exchange import AXIS, samples_on
+from embark.values import frozen
 
 DEFAULT_PORT = 29500
 MAX_SILENCE_S = 100  # Silence after which a process counts as dead: JAX's own limit.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class World:
     """One process among those of a run; each has some of its devices."""
 
@@ -209,9 +209,9 @@ def _described() -> tuple[str | None, int | None, int | None]:
     for size, rank in (("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"), ("WORLD_SIZE", "RANK")):
         if size not in os.environ:
             continue
-        port = os.environ.get("MASTER_PORT", DEFAULT_PORT)
+        port = os.getenv("MASTER_PORT", DEFAULT_PORT)
         own = f"{os.environ['MASTER_ADDR']}:{port}" if "MASTER_ADDR" in os.environ else None
-        address = os.environ.get("JAX_COORDINATOR_ADDRESS", own)
+        address = os.getenv("JAX_COORDINATOR_ADDRESS", own)
         number = _number(size)
         if number > 1 and address is None:
             raise UserError(f"{size} is {number}, and nothing names the coordinator",
@@ -221,7 +221,7 @@ def _described() -> tuple[str | None, int | None, int | None]:
 
 
 def _number(name: str) -> int:
-    text = os.environ.get(name, "")
+    text = os.getenv(name, "")
     if not text.isdigit():
         raise UserError(f"the environment's {name} is {text!r}, not a number",
                         fix="JAX_NUM_PROCESSES and JAX_PROCESS_ID, or WORLD_SIZE and RANK, are set together")

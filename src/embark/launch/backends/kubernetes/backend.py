@@ -54,7 +54,7 @@ class Kubernetes(LaunchBackend):
 
     def _cluster_of(self, job: Job) -> JsonDict:
         """Return what is needed to find the run's cluster and namespace again."""
-        kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
+        kubeconfig = _absolute(os.getenv("KUBECONFIG", ""))
         return {"context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell),
                 "kubeconfig": kubeconfig, "namespace": job.namespace, "cloud": job.cloud,
                 "service_account": job.place.service_account, "is_existing": job.place.is_existing}
