@@ -1,16 +1,11 @@
 """Regions and zones: which region a zone is in, which zone is a region's default, and where a machine is sold."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from embark.catalog.machine import Catalog, CpuMachine, Machine
 from embark.errors import Mistake
-
-if TYPE_CHECKING:
-    from embark.spec.place import PlaceSpec
+from embark.spec.place import PlaceSpec
 
 _ZONES = {
     "aws": re.compile(r"(?P<region>[a-z]{2}(-[a-z]+)+-\d+)(-[a-z]+-\d+)?[a-z]"),  # us-east-1b, us-west-2-lax-1a

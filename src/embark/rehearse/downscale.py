@@ -1,15 +1,14 @@
 """Scales a job down to this machine: processes for accelerators, few rows and steps, folders for buckets."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from embark.data.sample import Sample
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, rows
 from embark.kubernetes.pods import Mount, Pod
 from embark.lint.pods import Launch, launch_of_argv
@@ -17,9 +16,6 @@ from embark.render.command import SPEC_VARIABLE, WRITTEN_SPEC_PATH
 from embark.spec import RunSpec, parse_spec, to_toml
 from embark.spec.toml import flatten
 from embark.values import JsonDict, frozen
-
-if TYPE_CHECKING:  # imports numpy
-    from embark.data.sample import Sample
 
 BUCKETS = "/mnt/embark-rehearsal"  # Path in the pods of the folder that stands for object stores.
 SAMPLE = f"{BUCKETS}/sample"  # Path in the pods of the sample of the run's data.

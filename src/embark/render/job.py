@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import Any, NamedTuple, get_args
 
 from embark.catalog import Catalog, Machine, SpecPrice, Volume, find_volume, load_catalog, machine_of_place, price_spec
 from embark.catalog.machine import Fabric, Gpu, Origin, Reserve
@@ -19,6 +19,7 @@ from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.catalog.regions import default_zone, place_mistakes
 from embark.errors import ExitCode, Mistake, SpecError, UserError
 from embark.kubernetes.names import INSTANCE, dns_label, object_label
+from embark.plan.storage import StorageOffer
 from embark.render.serving import (
     SERVE_TARGETS,
     artifact_of,
@@ -34,9 +35,6 @@ from embark.spec import RunSpec, to_toml
 from embark.spec.place import PlaceSpec, PodTarget
 from embark.spec.train import batch_mistakes
 from embark.values import frozen
-
-if TYPE_CHECKING:
-    from embark.plan.storage import StorageOffer
 
 CLUSTER = "embark"  # One cluster for all runs: a run adds a node pool to it if it needs another machine.
 SCHEMES = {"aws": "s3", "azure": "az", "gcp": "gs"}

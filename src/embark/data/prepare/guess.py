@@ -1,7 +1,5 @@
 """What each column of the input is: what the spec says, and where it is silent what the columns look like."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections import Counter
