@@ -23,8 +23,7 @@ DELTA = "delta.safetensors"
 PARENT, PARENT_IDENTITY, TENSOR_FILES = "parent", "parent_identity", "tensor_files"
 PARENT_WEIGHTS, PARENT_ID_MAPS = "parent_weights_sha256", "parent_id_maps_sha256"
 """Keys of a delta's commit record: the number and the identity of the version that it changes, the size and checksum
-that each file of tensors has in a full export, and the checksums of that version's weights and id maps. Earlier Embark
-wrote neither the identity nor the checksum of the id maps."""
+that each file of tensors has in a full export, and the checksums of that version's weights and id maps."""
 ROWS, VALUES = "#rows", "#values"
 
 

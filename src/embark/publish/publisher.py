@@ -220,16 +220,8 @@ def _judged(
 def _candidate(versions: CheckpointStore, trained: TrainedRun) -> Checkpoint | None:
     """Return the newest version of this checkpoint that was written to be published."""
     identity = identity_of(trained.checkpoint)
-    return next((one for one in reversed(versions.committed()) if one.values.get(CANDIDATE) and (
-        one.values[CHECKPOINT] == identity if CHECKPOINT in one.values else _may_be_of(one, trained))), None)
-
-
-def _may_be_of(version: Checkpoint, trained: TrainedRun) -> bool:
-    """Tell whether a version by earlier Embark, which did not record the checkpoint, can be of this one: the run and
-    the step are the same, and the checkpoint was not saved later."""
-    version_s, saved_s = (to_finite(one.values.get("time_s")) or 0.0 for one in (version, trained.checkpoint))
-    return version.values.get("run") == trained.run_dir.uri and saved_s <= version_s and \
-        version.values.get("step") == str(trained.checkpoint.step)
+    return next((one for one in reversed(versions.committed())
+                 if one.values.get(CANDIDATE) and one.values.get(CHECKPOINT) == identity), None)
 
 
 def _result(versions: CheckpointStore, trained: TrainedRun, candidate: Checkpoint, record: JsonMap, *,

@@ -70,10 +70,6 @@ def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                        "name their column in data.time_column")
 
 
-REMOVED_OPTIONS = frozenset({"new_ids", "split_column"})
-"""Fields that the records of earlier data and artifacts have, and `[data]` has no more."""
-
-
 def moment(text: str) -> datetime:
     """Parse a date or time of ISO 8601; without a zone it is in UTC."""
     try:

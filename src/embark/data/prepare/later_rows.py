@@ -25,7 +25,7 @@ from embark.features.layout import REPAIR, Feature
 from embark.features.numbers import Numbers, recorded_numbers, with_bounds
 from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
-from embark.spec.data import REMOVED_OPTIONS, DataSpec, PrepareSpec
+from embark.spec.data import DataSpec, PrepareSpec
 from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, legacy_features
 from embark.spec.model import CANDIDATE, ModelSpec
 from embark.store.object_store import normalize_path
@@ -82,7 +82,7 @@ class PreparedWith:
             schema = _SCHEMA.validate_python(settings["schema"])
             _ID_MAPS.validate_python(settings["id_maps"])
             said = {key: value for key, value in settings["prepare"].items()
-                    if key not in ("ids", "format", *LEGACY_OPTIONS, *REMOVED_OPTIONS)}
+                    if key not in ("ids", "format", *LEGACY_OPTIONS)}
             prepare = PrepareSpec.model_validate(said)
             features = FeaturesSpec.model_validate(settings.get("features") or legacy_features(settings["prepare"]))
         except (ValidationError, KeyError, AttributeError) as error:

@@ -44,7 +44,7 @@ class FilesReader:
     def open(self, offsets: Mapping[str, Offset]) -> Sequence[str]:
         found = offsets.get("")
         if isinstance(found, list):
-            name, row, self._floor, self._known = found if len(found) == 4 else (*found, found[0], {})
+            name, row, self._floor, self._known = found
             self._continue(name, row + 1)
         return [""]
 
