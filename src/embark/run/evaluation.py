@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -18,20 +19,23 @@ from embark.values import JsonDict
 F64 = NDArray[np.float64]
 
 
+@dataclass
 class Evaluation:
     """The held-out samples, and the best any model could do on them where the source knows it."""
 
-    def __init__(self, source: SampleSource, batch_size: int, world: Ranks, tasks: tuple[Task, ...] = ()) -> None:
-        self._source, self._batch_size, self._world, self._tasks = source, batch_size, world, tasks
-        self._best: JsonDict | None = None
+    source: SampleSource
+    batch_size: int
+    world: Ranks
+    tasks: tuple[Task, ...] = ()
+    _best: JsonDict | None = field(default=None, init=False)
 
     def run(self, trainer: Trainer, step: int, is_stopping: Callable[[], bool]) -> JsonDict:
         """Measure the metrics over all ranks; every rank must call it. Empty if the run was asked to stop meanwhile."""
-        started, world = time.perf_counter(), self._world
+        started, world = time.perf_counter(), self.world
         best: list[tuple[F64, NDArray[np.float32]]] = []  # The true probabilities, and the labels.
         with trainer.evaluating(step) as evaluator:
-            for batch in eval_batches(evaluator.eval_source(self._source), rank=world.rank, world_size=world.world_size,
-                                      batch_size=evaluator.batch_size(self._batch_size)):
+            for batch in eval_batches(evaluator.eval_source(self.source), rank=world.rank, world_size=world.world_size,
+                                      batch_size=evaluator.batch_size(self.batch_size)):
                 if is_stopping():
                     return {}
                 evaluator.add(batch)
@@ -41,7 +45,7 @@ class Evaluation:
             metrics = evaluator.metrics()
         if "auc" not in metrics:  # as of two towers
             return {**metrics, "eval_s": time.perf_counter() - started}
-        if self._tasks:
+        if self.tasks:
             return {**self._with_best_of_tasks(metrics, best), "eval_s": time.perf_counter() - started}
         if self._best is None:
             reachable = of_probabilities(world, [(p, label > 0.5) for p, label in best])
@@ -53,14 +57,14 @@ class Evaluation:
     ) -> JsonDict:
         from embark.run.task_metrics import best_of, with_best
 
-        if self._best is None and not any(self._world.gathered(bool(found))):
+        if self._best is None and not any(self.world.gathered(bool(found))):
             self._best = {}
         if self._best is None:
-            num_outputs = sum(task.num_outputs for task in self._tasks)
+            num_outputs = sum(task.num_outputs for task in self.tasks)
             outputs = [np.empty((0, num_outputs)), *(best for best, _ in found)]
-            labels = [np.empty((0, len(self._tasks))), *(label.astype(np.float64) for _, label in found)]
-            self._best = best_of(self._world, self._tasks, np.concatenate(outputs), np.concatenate(labels))
-        return with_best(self._tasks, metrics, self._best)
+            labels = [np.empty((0, len(self.tasks))), *(label.astype(np.float64) for _, label in found)]
+            self._best = best_of(self.world, self.tasks, np.concatenate(outputs), np.concatenate(labels))
+        return with_best(self.tasks, metrics, self._best)
 
 
 def leak_warning(source: SampleSource, spec: RunSpec, held: Mapping[str, float]) -> str:

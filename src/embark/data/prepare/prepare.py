@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -331,14 +331,15 @@ def settings_of(
     }))
 
 
+@dataclass
 class Run:
     """One call of `prepare`: it does the tasks that are not done yet, stage after stage."""
 
-    def __init__(
-        self, work: Preparation, files: Sequence[InputFile], journal: Journal, folder: TaskFolder,
-        progress: ProgressReporter,
-    ) -> None:
-        self.work, self.files, self.journal, self.folder, self.progress = work, files, journal, folder, progress
+    work: Preparation
+    files: Sequence[InputFile]
+    journal: Journal
+    folder: TaskFolder
+    progress: ProgressReporter
 
     def prepare(self, settings: JsonDict, earlier: EarlierIds | None) -> Manifest:
         """Do everything, the manifest last."""
