@@ -61,7 +61,8 @@ from embark.export.delta import (
 )
 from embark.export.quantize import TableDtype
 from embark.export.reference import REFERENCE, Reference
-from embark.export.safetensors_file import Array, map_file
+from embark.export.safetensors_file import map_file
+from embark.features.arrays import Array
 from embark.features.encoding import IdMap, RowEncoder, by_rising_key, same_lengths_of
 from embark.features.numbers import NumberCode, Numbers, recorded_numbers
 from embark.features.schema import Schema

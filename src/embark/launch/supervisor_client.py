@@ -188,7 +188,7 @@ def write_known_hosts(known_hosts: Path, keys: Mapping[str, str]) -> None:
     known_hosts.write_text("\n".join(lines) + "\n")
 
 
-@frozen
+@dataclass
 class SupervisorClient:
     """Controls the supervisors of a run's machines."""
 

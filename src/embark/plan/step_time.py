@@ -41,7 +41,8 @@ def step_time(
     rank, looked_up = _busiest(spec, placement, size)
     rates = calibration.rates
     if isinstance(fit, CpuFit):
-        took = cpu_parts(fit, cpu_features(spec, layers, looked_up, placement.num_ranks, precision, rates))
+        features = cpu_features(spec, layers, looked_up, placement.num_ranks, precision, rates)
+        took = {part: sum(getattr(fit, name) * features[name] for name in names) for part, names in PARTS.items()}
     else:
         took = _device_parts(fit, _features(spec, layers, looked_up, samples, precision, calibration, engine),
                              layers_behind_lookup(layers))
@@ -257,10 +258,6 @@ def cpu_features(
         "matmul": matmul, "values": moved * width, "weights": weights / rates.copy_bytes,
         "dot_sample": dot_sample, "dots": dots, "crossing": crossing,
     }
-
-
-def cpu_parts(fit: CpuFit, features: dict[str, float]) -> dict[str, float]:
-    return {part: sum(getattr(fit, name) * features[name] for name in names) for part, names in PARTS.items()}
 
 
 def _num_ragged_ids(tables: tuple[Table, ...]) -> float:

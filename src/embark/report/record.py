@@ -152,10 +152,6 @@ class Record(NewestEvents):
         return int(max([first, *(step for step in found if step is not None)]))
 
     @property
-    def share_done(self) -> float:
-        return self.steps_done / self.num_steps if self.num_steps else 0.0
-
-    @property
     def num_samples(self) -> float:
         """Samples that the model was trained on; repeated steps count once."""
         return self.steps_done * (to_finite(self.start.get("batch_size")) or 0.0)

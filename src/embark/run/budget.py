@@ -26,7 +26,7 @@ class BudgetGuard:
     left_usd: float | None
     per_hour: float | None
     save_s: Callable[[], float]
-    began_s: float = field(default_factory=time.monotonic)
+    began_s: float = field(default_factory=lambda: time.monotonic())
 
     def is_spent(self) -> bool:
         """Return whether the remaining budget pays for no more than a last checkpoint."""

@@ -125,7 +125,8 @@ def check(installed: Mapping[str, str | None], *, gpu: bool = False) -> list[Fin
         _exact("torchrec", torchrec, triple.torchrec, goes_with, ["--no-deps"] if variant == "cpu" else []),
         _check_fbgemm(installed, triple, variant, goes_with),
         _exact("torchmetrics", installed.get("torchmetrics"), triple.torchmetrics, "for torchrec's metrics"),
-        *(_any_version(name, installed.get(name)) for name in triple.needs),
+        *(Finding(name, found is not None, found, "any version", "" if found else _pip("install", name))
+          for name in triple.needs for found in [installed.get(name)]),
     ]
 
 
@@ -191,10 +192,6 @@ def _check_fbgemm(here: Mapping[str, str | None], triple: Triple, variant: Varia
 def _exact(name: str, found: str | None, version: str, why: str, options: Sequence[str] = ()) -> Finding:
     ok = found == UNKNOWN or (found is not None and _public(found) == version)
     return Finding(name, ok, found, f"{version}, {why}", "" if ok else _pip("install", *options, f"{name}=={version}"))
-
-
-def _any_version(name: str, found: str | None) -> Finding:
-    return Finding(name, found is not None, found, "any version", "" if found else _pip("install", name))
 
 
 def _reference(here: Mapping[str, str | None]) -> Triple:

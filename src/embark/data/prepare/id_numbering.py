@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from embark.data.prepared.manifest import IDS
 from embark.data.workers import Report
-from embark.features.arrays import Array, Bytes, Int32s, Int64s, Mask
+from embark.features.arrays import Array, Bytes, Int32s, Int64s, Mask, UInt32s, is_first
 from embark.features.encoding import look_up
 from embark.features.layout import Rows
 from embark.features.rows import Keys
@@ -29,6 +29,7 @@ from embark.store.atomic_file import commit
 from embark.values import frozen
 
 _SAMPLES_PER_PARTITION = 512
+COUNT, ID = np.dtype("<u4"), np.dtype("<i4")
 
 
 @frozen
@@ -37,7 +38,7 @@ class Codes:
 
     codes: Array
     keys: Keys  # Distinct, rising; code − 1 is the position.
-    counts: NDArray[np.uint32]  # Training rows that have each key.
+    counts: UInt32s  # Training rows that have each key.
 
 
 @frozen
@@ -52,9 +53,10 @@ class RunKeys:
     def read_keys(self, start: int, stop: int) -> Keys:
         return np.fromfile(self.path, self.dtype, stop - start, offset=self.start + start * self.dtype.itemsize)
 
-    def read_counts(self, start: int, stop: int) -> NDArray[np.uint32]:
-        offset = self.start + self.num_keys * self.dtype.itemsize + start * 4
-        return np.fromfile(self.path, np.uint32, stop - start, offset=offset)
+    def read_about(self, start: int, stop: int, dtype: np.dtype[Any] = COUNT) -> Array:
+        """Read what is known of each key."""
+        offset = self.start + self.num_keys * self.dtype.itemsize + start * dtype.itemsize
+        return np.fromfile(self.path, dtype, stop - start, offset=offset)
 
     def map_keys(self) -> Keys:
         """Map the keys, to look at a few without reading all."""
@@ -73,9 +75,7 @@ def encode(
     order, rising = _sorted(keys if present is None else keys[present])
     if present is not None:
         order = present[order]
-    is_new = np.empty(len(rising), np.bool_)
-    is_new[:1] = True
-    np.not_equal(rising[1:], rising[:-1], out=is_new[1:])
+    is_new = is_first(rising)
     distinct = rising[is_new]
     codes = np.zeros(len(keys), np.min_scalar_type(len(distinct)))
     codes[order] = np.cumsum(is_new, dtype=np.uint32)
@@ -172,8 +172,8 @@ class IdFiles:
 class _KnownKeys(RunKeys):
     """The keys of an earlier map, as the keys of a run without rows."""
 
-    def read_counts(self, start: int, stop: int) -> NDArray[np.uint32]:
-        return np.zeros(stop - start, np.uint32)
+    def read_about(self, start: int, stop: int, dtype: np.dtype[Any] = COUNT) -> Array:
+        return np.zeros(stop - start, dtype)
 
 
 @frozen
@@ -239,7 +239,7 @@ def number_keys(
     num_kept = num_known + num_new
     with (
         open(counted, "rb") as file, npy_file(files.keys, dtype, (num_kept,)) as keys_file,
-        npy_file(files.ids, np.dtype("<i4"), (num_kept,)) as ids_file,
+        npy_file(files.ids, ID, (num_kept,)) as ids_file,
         npy_file(files.counts, np.dtype("<i8"), (num_kept,)) if has_counts else open(f"{files.codes}.part", "wb")
         as more_file,
     ):
@@ -263,10 +263,10 @@ def number_keys(
     return Numbered(num_distinct, num_known, num_new, first_new + num_new)
 
 
-def read_codes(path: Path, starts: Sequence[int], counts: Sequence[int]) -> Iterator[Int32s]:
-    """Yield the ids of each run's keys, by the run's position among all."""
+def read_codes(path: Path, starts: Sequence[int], counts: Sequence[int], dtype: np.dtype[Any] = ID) -> Iterator[Array]:
+    """Yield what each code of a run stands for, by the run's position among all: the ids of its keys."""
     for start, count in zip(starts, counts, strict=True):
-        yield np.fromfile(path, "<i4", count, offset=start * 4)
+        yield np.fromfile(path, dtype, count, offset=start * dtype.itemsize)
 
 
 def partitions(runs: Sequence[RunKeys], max_entries: int) -> Int64s:
@@ -296,12 +296,12 @@ def _count(
     if not pieces:
         return np.empty(0, runs[0].dtype if runs else np.uint64), np.empty(0, np.int64)
     keys: Keys = np.concatenate([run.read_keys(low, high) for run, low, high in pieces])
-    counts = np.concatenate([run.read_counts(low, high) for run, low, high in pieces])
+    counts = np.concatenate([run.read_about(low, high) for run, low, high in pieces])
     if len(pieces) == 1:
         return keys, counts.astype(np.int64)
     order = np.argsort(keys)
     keys, counts = keys[order], counts[order]
-    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    starts = np.flatnonzero(is_first(keys))
     return keys[starts], np.add.reduceat(counts, starts, dtype=np.int64)
 
 

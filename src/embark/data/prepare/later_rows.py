@@ -42,7 +42,7 @@ class _HashedIds(BaseModel, strict=True):
 
 
 class _NumberedIds(BaseModel, strict=True):
-    how: Literal["frequency"]
+    how: Literal["frequency", "statistics"]
     rows: Size
     sha256: str
     keys: str
@@ -50,15 +50,7 @@ class _NumberedIds(BaseModel, strict=True):
     hashed_rows: Size = 0
 
 
-class _Statistics(BaseModel, strict=True):
-    how: Literal["statistics"]
-    rows: Size
-    sha256: str
-    keys: str
-    ids: str
-
-
-_ID_MAPS = TypeAdapter(dict[str, _HashedIds | _NumberedIds | _Statistics])
+_ID_MAPS = TypeAdapter(dict[str, _HashedIds | _NumberedIds])
 """The manifest's record of the ids of each table, and of statistics."""
 
 

@@ -219,12 +219,9 @@ def _fixed_numbers(spec: RunSpec, schema: Schema) -> Numbers | None:
 
 
 def _fitted(spec: RunSpec, schema: Schema, sample: NumberSample) -> Numbers:
-    return fit_numbers(spec.features, schema.dense_names, sample, may_add=_may_add(spec), bucketed=schema.bucketed)
-
-
-def _may_add(spec: RunSpec) -> bool:
-    """Tell whether a column may become several dense values unasked: not where the spec says how many there are."""
-    return "num_dense" not in spec.model.model_fields_set and not spec.model.two_tower.num_item_dense
+    # A column may become several dense values unasked, unless the spec says how many there are.
+    may_add = "num_dense" not in spec.model.model_fields_set and not spec.model.two_tower.num_item_dense
+    return fit_numbers(spec.features, schema.dense_names, sample, may_add=may_add, bucketed=schema.bucketed)
 
 
 def _methods(spec: RunSpec, schema: Schema, earlier: EarlierIds | None) -> tuple[IdMethod, ...]:

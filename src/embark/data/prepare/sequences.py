@@ -35,7 +35,7 @@ from embark.data.prepared.manifest import (
 from embark.data.prepared.parts import PartWriter
 from embark.data.workers import Report
 from embark.errors import DataError, nearest
-from embark.features.arrays import Array, Int64s
+from embark.features.arrays import Array, Int64s, is_first
 from embark.features.encoding import look_up
 from embark.features.hashing import hash_counters
 from embark.features.layout import Feature, Layout, Rows
@@ -105,10 +105,6 @@ def log_options(prepare: PrepareSpec, how: InteractionsSpec) -> PrepareSpec:
     """Return how the files are read: `[data.interactions]` may say what `[data.prepare]` does not."""
     given = {"delimiter": how.delimiter, "column_names": how.column_names}
     return prepare.model_copy(update={key: value for key, value in given.items() if value})
-
-
-def _time_name(spec: RunSpec, column: str) -> str:
-    return (spec.model.sequence.times or table_name(column)) if column else ""
 
 
 def describe(spec: RunSpec, schema: Schema) -> str:
@@ -200,13 +196,12 @@ class LogPreparation(Preparation):
         order = np.argsort(rows["user"], kind="stable") if not self.schema.time_column else \
             np.lexsort((rows["time"], rows["user"]))
         rows, ids = rows[order], ids[order]
-        is_first = np.ones(len(rows), np.bool_)
-        is_first[1:] = rows["user"][1:] != rows["user"][:-1]
-        starts = np.flatnonzero(is_first)
+        is_user = is_first(rows["user"])
+        starts = np.flatnonzero(is_user)
         lengths = np.diff(starts, append=len(rows))
         times = (rows["time"] - task.first_time) // 1_000_000 if self.schema.time_column else None
         ends = ends_of(lengths) if not task.split_starts else \
-            ends_by_time(np.cumsum(is_first) - 1, lengths, rows["time"], task.split_starts)
+            ends_by_time(np.cumsum(is_user) - 1, lengths, rows["time"], task.split_starts)
         report(num_rows, 0, 0)
         lists = (ids,) if times is None else (ids, times.astype(np.int32))
         users = Rows(np.zeros(len(starts), np.uint8), np.zeros((len(starts), 0), np.float32), (*lists, *ends.T),
@@ -297,7 +292,8 @@ class LogRun(Run):
             schema = self.work.schema
             item = schema.sparse[_ITEM].name
             id_maps = {item: id_maps[item] | {"counts": id_maps[item]["keys"].replace(".keys.", ".counts.")}}
-            layout = log_layout(item, id_maps[item]["rows"], _time_name(self.work.spec, schema.time_column))
+            times = schema.time_column and (self.work.spec.model.sequence.times or table_name(schema.time_column))
+            layout = log_layout(item, id_maps[item]["rows"], times)
             first, last = _span(records)
             if (last - first) // 1_000_000 >= MAX_NUMBER:
                 raise DataError(f"the times of column {schema.time_column!r} span more than 2³¹ seconds",

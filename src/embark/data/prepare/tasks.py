@@ -307,7 +307,8 @@ class Preparation:
                   for name, start in zip(self.counted, task.starts, strict=True)}
         tables = {i: id_numbering.read_codes(self.id_files(i).codes, starts[str(i)], nums[str(i)])
                   for i in self.numbered}
-        before = {i: statistics_count.read_before(self.statistic_files(i).codes, starts[name], nums[name])
+        before = {i: id_numbering.read_codes(self.statistic_files(i).codes, starts[name], nums[name],
+                                             statistics_count.BEFORE)
                   for i in self.statistics for name in [f"{i}.statistics"]}
         writers, num = _Writers(self.out, task.name, layout), len(layout.features)
         is_list = [*(column.is_list for column in self.schema.sparse), *(False for _ in self.statistics)]

@@ -74,7 +74,8 @@ def status_of(
         return status.become("running", restarted)
     text, fix = f"{num_up} of {pluralize(num_machines, 'worker')} started", ""
     if (num_there := can_hold(nodes, handle)) < num_machines:
-        text = f"waits for {num_machines} x {resources_text(handle)}: the cluster has {num_there}"
+        each = ", ".join(f"{name}: {value}" for name, value in wanted(handle).items())
+        text = f"waits for {num_machines} x {{{each}}}: the cluster has {num_there}"
         fix = "add machines to the cluster, or set place.nodes to fewer"
     if restarted:
         return status.become("restarting", f"{restarted}; {text}", fix)
@@ -99,11 +100,6 @@ def wanted(handle: RunHandle) -> dict[str, int]:
     """Return the resources that each machine contributes, by Ray's names."""
     gpus = {"GPU": handle.where["num_processes"]} if handle.where["use_gpu"] else {}
     return {"CPU": handle.where["num_cpus"], **gpus}
-
-
-def resources_text(handle: RunHandle) -> str:
-    """`{CPU: 2, GPU: 8}`, as Ray writes it."""
-    return "{" + ", ".join(f"{name}: {value}" for name, value in wanted(handle).items()) + "}"
 
 
 def can_hold(nodes: Sequence[JsonMap], handle: RunHandle) -> int:

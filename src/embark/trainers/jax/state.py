@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from numpy.typing import NDArray
 
+from embark.features.arrays import Array
 from embark.model.jax_layout import Group, Layout, TablePlacement
 from embark.model.work import DENSE_STATES
 from embark.spec import RunSpec, Table
@@ -22,7 +22,6 @@ from embark.trainers.jax.network import ROWS_PER_BLOCK, initial_dense, initial_r
 from embark.trainers.jax.step import State, state_shapes
 from embark.trainers.jax.world import World
 
-Array = NDArray[Any]
 RowsOf = Callable[[Table, int], Array]
 """Maps a table and the number of a block of `ROWS_PER_BLOCK` rows to those rows."""
 BLOCK_BYTES = 64 << 20  # Bytes of a table on each device that go to the host at a time.

@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from numpy.typing import NDArray
 
+from embark.features.arrays import Array, Doubles
 from embark.model.jax_layout import Layout
 from embark.model.work import DENSE_STATES
-from embark.run.evaluation import F64, LARGEST_LOGIT, NUM_BINS, metrics_of
+from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS, metrics_of
 from embark.spec import RunSpec
 from embark.trainers.jax.exchange import AXIS, BATCH_AXES, Exchange, WantedRows, samples_on
 from embark.trainers.jax.network import dense_shapes, logits_of, row_state, update_dense
@@ -198,10 +198,10 @@ def sums_of(logits: jax.Array, label: jax.Array, valid: jax.Array | None) -> jax
 class Window:
     """Predictions and labels counted since the last `take`. The histograms themselves are part of the step's state."""
 
-    def __init__(self, fetch: Callable[[jax.Array], NDArray[Any]]) -> None:
+    def __init__(self, fetch: Callable[[jax.Array], Array]) -> None:
         self._fetch = fetch
-        self._base: F64 = np.zeros(2 * NUM_BINS)  # Counts from a checkpoint, which no device has.
-        self._sums: F64 = np.zeros(3)
+        self._base: Doubles = np.zeros(2 * NUM_BINS)  # Counts from a checkpoint, which no device has.
+        self._sums: Doubles = np.zeros(3)
         self._num_samples = 0
         self._waiting: list[jax.Array] = []
 
@@ -217,12 +217,12 @@ class Window:
         self._settle()
         return [float(one) for one in self._sums]
 
-    def state(self, counts: jax.Array) -> F64:
+    def state(self, counts: jax.Array) -> Doubles:
         """Return the window of all devices, for a checkpoint."""
         self._settle()
         return np.concatenate([self._base + self._on_devices(counts), self._sums, [self._num_samples]])
 
-    def set_state(self, state: F64) -> None:
+    def set_state(self, state: Doubles) -> None:
         """Resume from a checkpoint; the devices' histograms begin empty."""
         self._base, self._sums = state[: 2 * NUM_BINS].copy(), state[2 * NUM_BINS : -1].copy()
         self._num_samples = int(state[-1])
@@ -238,5 +238,5 @@ class Window:
             self._sums += np.asarray(self._fetch(sums), np.float64)
         self._waiting.clear()
 
-    def _on_devices(self, counts: jax.Array) -> F64:
+    def _on_devices(self, counts: jax.Array) -> Doubles:
         return np.asarray(self._fetch(counts), np.float64).reshape(-1, 2 * NUM_BINS).sum(axis=0)

@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data import Batch, SampleSource
 from embark.errors import EmbarkError, Fault, UserError
 from embark.events.drift import logit_counts
+from embark.features.arrays import Floats, Mask
 from embark.model.engine_selection import choose_precision
 from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, check_supported, make_layout
 from embark.model.steps import dense_rate, rate_factor
@@ -137,8 +137,8 @@ class Evaluator:
 
     def __init__(self, trainer: JaxTrainer) -> None:
         self._trainer, self._window = trainer, Window(trainer.world.fetch)
-        self._logits: list[NDArray[np.float32]] = []
-        self._clicks: list[NDArray[np.bool_]] = []
+        self._logits: list[Floats] = []
+        self._clicks: list[Mask] = []
         self._waiting: deque[tuple[jax.Array, int]] = deque()
 
     def eval_source(self, source: SampleSource) -> SampleSource:

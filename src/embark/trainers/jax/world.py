@@ -12,9 +12,9 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from numpy.typing import NDArray
 
 from embark.errors import Fault, UserError
+from embark.features.arrays import Array
 from embark.spec import PlaceSpec
 from embark.trainers.jax.exchange import AXIS, samples_on
 from embark.values import frozen
@@ -84,7 +84,7 @@ class World:
         """Sharding with the complete array on every device."""
         return NamedSharding(self.mesh, P())
 
-    def to_devices(self, values: NDArray[Any], *, axis: int = 0) -> jax.Array:
+    def to_devices(self, values: Array, *, axis: int = 0) -> jax.Array:
         """Put this process's samples on its devices, as its part of an array over all of them; `axis` goes over
         samples."""
         sharding = NamedSharding(self.mesh, samples_on(axis))
@@ -92,11 +92,11 @@ class World:
             return jax.device_put(values, sharding)
         return jax.make_array_from_process_local_data(sharding, values)
 
-    def replicated(self, values: NDArray[Any]) -> jax.Array:
+    def replicated(self, values: Array) -> jax.Array:
         """Put values on every device; every process passes the same values."""
         return jax.make_array_from_callback(values.shape, self.replicated_sharding, lambda index: values[index])
 
-    def fetch(self, array: jax.Array) -> NDArray[Any]:
+    def fetch(self, array: jax.Array) -> Array:
         """Return an array of any sharding, complete, on the host; every process must call it."""
         if self.world_size > 1 and not array.is_fully_addressable and not array.is_fully_replicated:
             array = _gathering(self.replicated_sharding)(array)
