@@ -1,10 +1,9 @@
 """Regions and zones: which region a zone is in, which zone is a region's default, and where a machine is sold."""
 
 import re
-from collections.abc import Iterator
 
 from embark.catalog.machine import Catalog, CpuMachine, Machine
-from embark.errors import Mistake
+from embark.errors import Mistake, Mistakes
 from embark.spec.place import PlaceSpec
 
 _ZONES = {
@@ -44,7 +43,7 @@ def default_zone(catalog: Catalog, machine: Machine, region: str) -> str:
     return f"{region}{'-' if machine.cloud == 'gcp' else ''}{FIRST_ZONES.get(region, 'a')}"
 
 
-def place_mistakes(catalog: Catalog, machine: Machine, place: PlaceSpec) -> Iterator[Mistake]:
+def place_mistakes(catalog: Catalog, machine: Machine, place: PlaceSpec) -> Mistakes:
     """Yield a mistake if the zone does not exist, is in another region or does not sell the machine, or if the region
     does not sell it."""
     if not machine.cloud:  # nothing is known of its regions

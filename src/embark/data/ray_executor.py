@@ -15,6 +15,7 @@ from embark import __version__
 from embark.data.workers import Report, Work
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
 from embark.formatting import to_one_line
+from embark.values import JsonDict
 
 if TYPE_CHECKING:
     import ray
@@ -93,7 +94,7 @@ class RayExecutor:
                             fix="start the cluster again, then run the same command again: it goes on with the tasks "
                                 "that are not done") from None
 
-    def _check_room(self, nodes: Sequence[dict[str, Any]]) -> None:
+    def _check_room(self, nodes: Sequence[JsonDict]) -> None:
         """Refuse a cluster none of whose machines could ever do a task; one without cores may grow."""
         machines = [node["Resources"] for node in nodes if node["Alive"] and node["Resources"].get("CPU")]
         most_bytes = max((machine.get("memory", 0.0) for machine in machines), default=0.0)

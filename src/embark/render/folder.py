@@ -33,6 +33,9 @@ class File:
         return self.data or self.text.encode()
 
 
+Files = list[File]
+
+
 @frozen
 class Record:
     """The entries of the folder's `RECORD` about its last rendering."""

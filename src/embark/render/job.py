@@ -8,7 +8,6 @@ import math
 import posixpath
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, get_args
@@ -17,7 +16,7 @@ from embark.catalog import Catalog, Machine, SpecPrice, Volume, find_volume, loa
 from embark.catalog.machine import Fabric, Gpu, Origin, Reserve
 from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.catalog.regions import default_zone, place_mistakes
-from embark.errors import ExitCode, Mistake, SpecError, UserError
+from embark.errors import ExitCode, Mistake, Mistakes, SpecError, UserError
 from embark.kubernetes.names import INSTANCE, dns_label, object_label
 from embark.plan.storage import StorageOffer
 from embark.render.serving import (
@@ -467,7 +466,7 @@ def _slurm_node(machine: Machine | None, num_gpus: int) -> Machine:
                    reserve=Reserve(cloud="", memory_mib=1, origin=origin))
 
 
-def _slurm_mistakes(job: Job) -> Iterator[Mistake]:
+def _slurm_mistakes(job: Job) -> Mistakes:
     place, slurm = job.place, job.place.slurm
     if slurm.container and not (place.image or slurm.image_file):
         yield _mistake("place.slurm.container", slurm.container, "there is no image to run",
@@ -480,7 +479,7 @@ def _slurm_mistakes(job: Job) -> Iterator[Mistake]:
                        "give the tables by model.num_tables and rows_per_table")
 
 
-def _target_mistakes(job: Job) -> Iterator[Mistake]:
+def _target_mistakes(job: Job) -> Mistakes:
     spec, target = job.spec, job.target
     if target == SLURM:
         yield from _slurm_mistakes(job)
@@ -525,7 +524,7 @@ def _target_mistakes(job: Job) -> Iterator[Mistake]:
                        'leave it out, or set it to "auto"')
 
 
-def _capacity_mistakes(job: Job) -> Iterator[Mistake]:
+def _capacity_mistakes(job: Job) -> Mistakes:
     place, capacity, machine = job.place, job.capacity, job.machine
     if place.is_existing:  # its owner bought the machines
         return
@@ -571,7 +570,7 @@ def _capacity_mistakes(job: Job) -> Iterator[Mistake]:
                            'set it to "job" or "jobset"')
 
 
-def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
+def _storage_mistakes(job: Job, catalog: Catalog) -> Mistakes:
     place, store, data = job.place, job.spec.store, job.spec.data
     bucket = {"azure": "az://CONTAINER/runs", "gcp": "gs://BUCKET/runs"}.get(job.cloud, "s3://BUCKET/runs")
     if place.volume:
@@ -606,20 +605,20 @@ def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
                        f"{bucket}/{shlex.quote(run.rpartition('/')[2])}")
 
 
-def _account_mistakes(job: Job, *paths: str) -> Iterator[Mistake]:
+def _account_mistakes(job: Job, *paths: str) -> Mistakes:
     if any(path.startswith("az://") for path in paths) and not job.place.storage_account:
         yield _mistake("place.storage_account", "", "az:// names a container, and not the account that holds it",
                        "set it to the storage account's name")
 
 
-def _identity_mistakes(job: Job) -> Iterator[Mistake]:
+def _identity_mistakes(job: Job) -> Mistakes:
     pattern, example = _IDENTITIES.get(job.cloud, ("", "nothing: set place.cloud if the cluster is one of its"))
     for field, identity in (("place.identity", job.place.identity), ("serve.identity", job.spec.serve.identity)):
         if identity and not re.fullmatch(pattern, identity):
             yield _mistake(field, identity, f"is not an identity of {job.cloud}", f"it looks like {example}")
 
 
-def _budget_mistakes(job: Job) -> Iterator[Mistake]:
+def _budget_mistakes(job: Job) -> Mistakes:
     budget = job.place.budget_usd
     if budget is not None and job.usd_per_hour is None:
         what, fix = (job.title, "set place.slurm.usd_per_node_hour") if job.target == SLURM else \

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
-from embark.errors import Mistake, conflict
+from embark.errors import Mistakes, conflict
 from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
 from embark.spec.user_code import CUSTOM_KIND, is_custom
 
@@ -49,7 +49,7 @@ def is_of_log(spec: RunSpec) -> bool:
         is_next_item or data.prepare.split == "last" or data.interactions != InteractionsSpec())
 
 
-def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def interactions_mistakes(spec: RunSpec) -> Mistakes:
     """Find conflicts of `[data.interactions]` with the model and with how the data is prepared."""
     data, model = spec.data, spec.model
     if data.kind == "prepared" and is_of_log(spec):

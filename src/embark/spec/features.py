@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from embark.errors import Mistake, conflict
+from embark.errors import Mistakes, conflict
 from embark.spec.model import Rows, Table
 from embark.spec.section import PositiveInt, Section
 from embark.spec.tasks import main_task
@@ -210,7 +210,7 @@ _ONE_VALUE = 'makes several values of a column, and data.kind = "columns" has on
 _PREPARE = "prepare the data, or use another transform"
 
 
-def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def features_mistakes(spec: RunSpec) -> Mistakes:
     """Find conflicts of `[features]` with the data."""
     features, data = spec.features, spec.data
     is_of_log = data.kind == "interactions" and {*features.columns} == {data.time_column}

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from embark.errors import Mistake, conflict
+from embark.errors import Mistakes, conflict
 from embark.spec.section import NonNegativeInt, PositiveInt, Section, remembered
 from embark.spec.sequence import SequenceSpec
 from embark.spec.tasks import HEAD_FIELDS, TaskHead, Tasks
 from embark.spec.two_tower import TwoTowerSpec
 from embark.spec.user_code import CUSTOM_KIND, is_custom
-from embark.values import frozen
+from embark.values import JsonDict, frozen
 
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec
@@ -288,7 +288,7 @@ class ModelSpec(Section):
         if not any(table.get("shares") for table in given):
             return tables
 
-        def of_shared(name: object) -> dict[str, Any]:
+        def of_shared(name: object) -> JsonDict:
             shared = by_name.get(str(name))
             if shared is None or shared.get("shares"):
                 return {"rows": 1}  # refused later on, for the name, not for lack of rows
@@ -398,7 +398,7 @@ def id_map_bytes(table: Table, num_ranks: int) -> int:
     return buckets * (BUCKET_SLOTS * (8 + 2 + 4 + 4) + (4 * BUCKET_COUNTERS if table.admit == "count" else 0))
 
 
-def dynamic_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def dynamic_mistakes(spec: RunSpec) -> Mistakes:
     """Find conflicts of dynamic tables, and fields of theirs in other tables."""
     for index, table in enumerate(spec.model.tables):
         where = f"model.tables.{index}"

@@ -1,12 +1,12 @@
 """Base class of every section of a spec: frozen, strict, no unknown keys."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from functools import cache, wraps
 from typing import Annotated, Any, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from embark.errors import Mistake, conflict
+from embark.errors import Mistakes, conflict
 from embark.values import JsonDict
 
 NUM_REMEMBERED = 8
@@ -41,7 +41,7 @@ class Section(BaseModel):
         """Tell whether a field has its default, given or not."""
         return bool(getattr(self, field) == _defaults(type(self))[field])
 
-    def unused(self, section: str, fields: Iterable[str], why: str, fix: str) -> Iterator[Mistake]:
+    def unused(self, section: str, fields: Iterable[str], why: str, fix: str) -> Mistakes:
         """Report those of `fields` that were changed although nothing reads them."""
         for name in fields:
             if not self.has_default(name):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from embark.errors import Mistake, conflict
+from embark.errors import Mistakes, conflict
 from embark.spec.section import Names, Section
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def main_task(tasks: tuple[Task, ...]) -> int:
     return next((number for number, task in enumerate(tasks) if task.loss == "binary"), -1)
 
 
-def task_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def task_mistakes(spec: RunSpec) -> Mistakes:
     """Find conflicts of `[[model.tasks]]` with the model and the data."""
     model, tasks = spec.model, spec.model.tasks
     if not tasks:
@@ -110,7 +110,7 @@ def task_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     yield from _data_mistakes(spec)
 
 
-def _list_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def _list_mistakes(spec: RunSpec) -> Mistakes:
     tasks, size = spec.model.tasks, list_size_of(spec.model.tasks)
     for index, task in enumerate(tasks):
         where = f"model.tasks.{index}.list_size"
@@ -134,7 +134,7 @@ def _list_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                        f"set it to {max(1, spec.train.batch_size // size) * size}")
 
 
-def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def _data_mistakes(spec: RunSpec) -> Mistakes:
     data, tasks = spec.data, spec.model.tasks
     columns = label_columns(tasks)
     if data.label not in (*columns, type(data).model_fields["label"].default):

@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from embark.errors import DataError, MissingPackage, UserError
 from embark.spec.run import accepting
+from embark.values import JsonDict
 
 if TYPE_CHECKING:
     from embark.events import Sink
@@ -75,7 +76,7 @@ def begin(spec: RunSpec, opener: RunOpener, *, fresh: bool) -> None:
         opener.begin(spec, fresh=fresh)
 
 
-def finished_result(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | None:
+def finished_result(spec: RunSpec, view: Sequence[Sink]) -> JsonDict | None:
     """Return what a finished run returned, shown without loading torch, or None if the library has to look.
 
     In JAX the hosts of a TPU decide together.

@@ -26,7 +26,7 @@ from embark.features.encoding import look_up
 from embark.features.layout import Rows
 from embark.features.rows import Keys
 from embark.store.atomic_file import commit
-from embark.values import frozen
+from embark.values import JsonDict, frozen
 
 _SAMPLES_PER_PARTITION = 512
 COUNT, ID = np.dtype("<u4"), np.dtype("<i4")
@@ -90,7 +90,7 @@ class RunWriter:
         directory.mkdir(parents=True, exist_ok=True)
         self._paths = _paths(directory, name)
         self._rows, self._keys = (open(f"{path}.part", "wb") for path in self._paths)  # noqa: SIM115
-        self._runs: list[dict[str, Any]] = []
+        self._runs: list[JsonDict] = []
 
     def add(self, rows: Rows, split: Bytes, keys_of: Mapping[str, tuple[Keys, Array]]) -> None:
         """Write one more run, with the distinct keys by which ids are codes, by name, and what is known of each."""
@@ -102,7 +102,7 @@ class RunWriter:
 
     def write(self, arrays: Iterable[Array], keys_of: Mapping[str, tuple[Keys, Array]]) -> None:
         """Write arrays as one more run, with the distinct keys of some columns, by name, and what is known of each."""
-        keys: dict[str, Any] = {"start": self._rows.tell()}
+        keys: JsonDict = {"start": self._rows.tell()}
         for array in arrays:
             np.save(self._rows, array)
         for name, (distinct, about) in keys_of.items():
@@ -111,7 +111,7 @@ class RunWriter:
             self._keys.write(about.data)
         self._runs.append(keys)
 
-    def close(self) -> list[dict[str, Any]]:
+    def close(self) -> list[JsonDict]:
         """Write everything to disk, and return the record that says where it is."""
         for file, path in zip((self._rows, self._keys), self._paths, strict=True):
             commit(file, path)
@@ -131,7 +131,7 @@ def read_runs(
             yield Rows(label, dense, tuple(arrays), lengths), split
 
 
-def keys_of(directory: Path, name: str, runs: Sequence[dict[str, Any]], of: str) -> list[RunKeys]:
+def keys_of(directory: Path, name: str, runs: Sequence[JsonDict], of: str) -> list[RunKeys]:
     """Return the position of the keys with the name `of` in each run of a segment."""
     path, found = _paths(directory, name)[1], [run[of] for run in runs]
     return [RunKeys(path, about["start"], about["num"], np.dtype(about["dtype"])) for about in found]
@@ -155,7 +155,7 @@ class IdFiles:
         """How many rows have each of the keys, as `.npy`; of a log's items alone."""
         return self.keys.with_name(self.keys.name.replace(".keys.", ".counts."))
 
-    def record(self, how: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    def record(self, how: str, about: Mapping[str, Any]) -> JsonDict:
         """Return the manifest's record of an id map or of statistics."""
         return {"how": how, **{key: value for key, value in about.items() if key != "name"},
                 "keys": f"{IDS}/{self.keys.name}", "ids": f"{IDS}/{self.ids.name}"}

@@ -15,7 +15,7 @@ from embark.data.stream.records import Message, Row
 from embark.errors import EmbarkError
 from embark.features.rows import RawRows
 from embark.features.values import json_object
-from embark.values import frozen
+from embark.values import JsonDict, frozen
 
 MAX_RECORD_BYTES = 16 << 20
 FIRST_LETTERS, LATER_LETTERS = 20, 1_000  # Of each reason the first records are kept, then one of so many.
@@ -26,7 +26,7 @@ _SCALARS = {str, int, float, bool, type(None)}
 Parse = Callable[[list[Row]], RawRows]
 
 
-class CheckedRow(dict[str, Any]):
+class CheckedRow(JsonDict):
     """A row of a record with what it was parsed to, so that it is parsed once: row `index` of `raw`."""
 
     __slots__ = ("index", "raw")

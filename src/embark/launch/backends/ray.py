@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from embark.catalog import load_catalog
-from embark.errors import Mistake, SpecError, UserError
+from embark.errors import Mistake, Mistakes, SpecError, UserError
 from embark.formatting import format_duration, pluralize
 from embark.kubernetes.names import dns_label
 from embark.launch.backend import (
@@ -309,7 +309,7 @@ def _package(spec: RunSpec, handle: RunHandle) -> bytes:
     return packed.getvalue()
 
 
-def _mistakes(spec: RunSpec, num_gpus: int, num_processes: int, *, is_known: bool) -> Iterator[Mistake]:
+def _mistakes(spec: RunSpec, num_gpus: int, num_processes: int, *, is_known: bool) -> Mistakes:
     """Yield the mistakes of a spec for machines that no catalog describes."""
     place, store, data = spec.place, spec.store, spec.data
     if is_known and place.device == "cuda" and not num_gpus:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.job import Job
 from embark.render.pod import tolerations
 from embark.render.shell_text import Shell, Step, Words, job_steps, job_text, job_words, script_file
@@ -21,7 +21,7 @@ SYSTEM_GIB = 150  # Part of that disk for the system, images and logs.
 POOL = "gpu"  # AKS takes at most 12 small letters and digits.
 
 
-def render_vm(job: Job) -> list[File]:
+def render_vm(job: Job) -> Files:
     """Write `vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
     words = start_words(job, ["--generate-ssh-keys", "--custom-data", Shell('"$FIRST_START"')])
@@ -56,7 +56,7 @@ def _has_set(job: Job) -> bool:
     return job.num_nodes > 1 and not job.is_spot and not job.has_reservation
 
 
-def render_aks(job: Job) -> list[File]:
+def render_aks(job: Job) -> Files:
     """Write `aks_cluster.sh`, which makes the cluster, and the files that it applies."""
     about = (f"What an AKS cluster with {job.num_nodes} x {job.machine.name} is given once it stands. The cluster "
              "itself is made by commands, not by a file: aks_cluster.sh runs them and applies this.")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from embark.catalog import load_catalog
 from embark.errors import ExitCode
 from embark.render.command import SPEC_VARIABLE, meeting_conf, meeting_options, one_machine, ranks_words
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.job import EXITS, Job, Setting, make_job
 from embark.render.pod import storage_settings
 from embark.render.settings import MAX_THREADS, settings_of
@@ -44,7 +44,7 @@ def search_job(spec: RunSpec) -> RunSpec:
     return spec.changed(name=f"{spec.name}-tune", place=place)
 
 
-def render_slurm(job: Job) -> list[File]:
+def render_slurm(job: Job) -> Files:
     about = (f"Trains {job.title}. sbatch {SCRIPT} submits it, from a directory that every node sees: the run's "
              "relative paths go by it.")
     return [File(SCRIPT, script(job, about), is_executable=True)]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -13,8 +12,9 @@ from embark.model.jax_layout import NUM_AHEAD, Group, Layout, capacity_for
 from embark.spec import RunSpec
 from embark.trainers.jax.exchange import BATCH_AXES
 from embark.trainers.jax.world import World
+from embark.values import JsonDict
 
-DeviceBatch = dict[str, Any]
+DeviceBatch = JsonDict
 MOST_LOOKED_AT = 8  # Devices whose part of the first batch is counted.
 
 

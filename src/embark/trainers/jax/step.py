@@ -17,9 +17,9 @@ from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS, metrics_of
 from embark.spec import RunSpec
 from embark.trainers.jax.exchange import AXIS, BATCH_AXES, Exchange, WantedRows, samples_on
 from embark.trainers.jax.network import dense_shapes, logits_of, row_state, update_dense
-from embark.values import frozen
+from embark.values import JsonDict, frozen
 
-State = dict[str, Any]
+State = JsonDict
 """`tables` and `slots` by group, `dense` and `dense_state` by weight, and the histograms `counts`."""
 
 
@@ -96,7 +96,7 @@ class _Step:
         self._num_tables = len(tables)
 
     def train(
-        self, state: State, batch: dict[str, Any], rates: jax.Array, step: jax.Array
+        self, state: State, batch: JsonDict, rates: jax.Array, step: jax.Array
     ) -> tuple[State, dict[str, jax.Array]]:
         spec = self._spec
         pooled, wanted, bad_table = self._looked_up(state, batch)
@@ -116,12 +116,12 @@ class _Step:
         }
         return {"tables": tables, "slots": slots, "dense": dense, "dense_state": dense_state, "counts": counts}, outputs
 
-    def evaluate(self, state: State, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+    def evaluate(self, state: State, batch: JsonDict) -> tuple[jax.Array, jax.Array]:
         pooled, _, _ = self._looked_up(state, batch)
         logits = logits_of(self._spec.model, self._precision, state["dense"], batch["dense"], pooled)
         return logits, jax.lax.psum(sums_of(logits, batch["label"], batch["valid"]), AXIS)
 
-    def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], list[WantedRows], jax.Array]:
+    def _looked_up(self, state: State, batch: JsonDict) -> tuple[list[jax.Array], list[WantedRows], jax.Array]:
         """Return one vector [b, dim] for each table, what their update will need, and the first table with a bad id."""
         ids, bad_table = self._checked(batch["ids"].T)
         wanted = self._wanted(ids)
