@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -187,8 +186,7 @@ class PrepareSpec(Section):
     """Worker processes; 0: one per core, or fewer if `memory_gb` requires it. With `ray`, tasks at once; 0: as many as
     the cluster has cores and memory for."""
 
-    def left_out(self) -> Collection[str]:
-        return [name for name in ("encoding", "decimal", "label_is", "executor") if self.has_default(name)]
+    omitted = ("encoding", "decimal", "label_is", "executor")
 
 
 class DataSpec(Section):
@@ -247,8 +245,7 @@ class DataSpec(Section):
     prepare: PrepareSpec = PrepareSpec()
     interactions: InteractionsSpec = InteractionsSpec()
 
-    def left_out(self) -> Collection[str]:
-        return ["task_conflict"] if self.has_default("task_conflict") else []
+    omitted = ("task_conflict",)
 
     @property
     def is_custom(self) -> bool:

@@ -26,7 +26,12 @@ TimePart = Literal["hour", "weekday", "day", "month", "age"]
 NumberTransform = Literal["standardize", "quantiles", "piecewise_linear", "log", "mlperf", "clip", "none"]
 
 
-class ColumnFeatures(Section):
+class _OnlyGiven(Section):
+    def left_out(self) -> Collection[str]:
+        return [name for name in type(self).model_fields if self.has_default(name)]
+
+
+class ColumnFeatures(_OnlyGiven):
     """`[features.columns.NAME]`: what differs for one column."""
 
     transform: Literal["auto", NumberTransform] | None = None
@@ -72,9 +77,6 @@ class ColumnFeatures(Section):
         """Whether something is said that only a column of ids has."""
         return not all(self.has_default(name) for name in ID_FIELDS)
 
-    def left_out(self) -> Collection[str]:
-        return [name for name in type(self).model_fields if self.has_default(name)]
-
 
 ID_FIELDS = ("rows", "min_count", "max_ids", "num_hashes", "words", "statistics")
 
@@ -102,11 +104,10 @@ class CrossFeatures(Section):
                        AfterValidator(ByColumn)] = Field(default=ByColumn())
     """Number columns among `columns`, each with the rising boundaries between its buckets."""
 
-    def left_out(self) -> Collection[str]:
-        return [name for name in ("name", "rows", "min_count", "buckets") if self.has_default(name)]
+    omitted = ("name", "rows", "min_count", "buckets")
 
 
-class FeaturesSpec(Section):
+class FeaturesSpec(_OnlyGiven):
     """`[features]`: how columns become the values that the model takes, in training and in serving. Statistics are
     those of training rows."""
 
@@ -151,9 +152,6 @@ class FeaturesSpec(Section):
     def bucket_rows(self, column: str) -> int:
         """Return the rows of that table."""
         return (self.of(column).num_buckets or self.num_buckets) + 1
-
-    def left_out(self) -> Collection[str]:
-        return [name for name in type(self).model_fields if self.has_default(name)]
 
 
 def table_name(column: str) -> str:

@@ -41,6 +41,8 @@ TableOptimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_a
 TableDtype = Literal["fp32", "fp16", "bf16"]
 TableSharding = Literal["table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise",
                         "grid_shard"]
+SHARED = ("rows", "dim", "pooling", "learning_rate", "init_range", "optimizer", "dtype", "sharding", *DYNAMIC_FIELDS)
+"""Fields of a table that all features share."""
 
 
 class Table(Section):
@@ -155,15 +157,11 @@ class Table(Section):
         return {**({"rows": 2**31 - 1} if is_any_number else {}),
                 **({"multi_hot": length} if length is not None else {}), **values}
 
-    def left_out(self) -> Collection[str]:
-        return [name for name in (*SHARED[3:], "shares", "max_length", "mean_length", "lookup", "weights_column")
-                if self.has_default(name)]
+    omitted = (*SHARED[3:], "shares", "max_length", "mean_length", "lookup", "weights_column")
 
 
 CANDIDATE = "candidate"
 """The column with the item to score, in rows for a model of the next item."""
-SHARED = ("rows", "dim", "pooling", "learning_rate", "init_range", "optimizer", "dtype", "sharding", *DYNAMIC_FIELDS)
-"""Fields of a table that all features share."""
 
 
 @frozen

@@ -1,6 +1,5 @@
 """`[place]`: where the run executes, locally or in a cloud."""
 
-from collections.abc import Collection
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, PositiveFloat
@@ -182,8 +181,7 @@ class PlaceSpec(Section):
     """Budget for the run's machines: before exceeding it, the run saves and ends, and is not restarted."""
     slurm: SlurmSpec = SlurmSpec()
 
-    def left_out(self) -> Collection[str]:
-        return ("slurm",) if self.has_default("slurm") else ()
+    omitted = ("slurm",)
 
     @property
     def is_existing(self) -> bool:

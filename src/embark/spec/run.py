@@ -1,6 +1,6 @@
 """`RunSpec`: all sections together, and the constraints between them."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
@@ -121,8 +121,7 @@ class RunSpec(Section):
     serve: ServeSpec = ServeSpec()
     stream: StreamSpec = StreamSpec()
 
-    def left_out(self) -> Collection[str]:
-        return ["features"] if self.has_default("features") else []
+    omitted = ("features",)
 
     @model_validator(mode="before")
     @classmethod

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable
 from functools import cache, wraps
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
@@ -47,9 +47,13 @@ class Section(BaseModel):
             if not self.has_default(name):
                 yield conflict(f"{section}.{name}", getattr(self, name), f"has no effect {why}", fix)
 
+    omitted: ClassVar[Collection[str]] = ()
+    """Fields that are not stored while they have their defaults, so that the record of a run that does not use them
+    stays the same."""
+
     def left_out(self) -> Collection[str]:
-        """Name the fields that are not stored, so that the record of a run that does not use them stays the same."""
-        return ()
+        """Name the fields that are not stored."""
+        return [name for name in self.omitted if self.has_default(name)]
 
     @model_serializer(mode="wrap")
     def _without_left_out(self, dump: SerializerFunctionWrapHandler) -> JsonDict:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
@@ -51,8 +50,7 @@ class Task(Section):
         """How many numbers the network computes for the task."""
         return self.num_classes if self.loss == "softmax" else 1
 
-    def left_out(self) -> Collection[str]:
-        return [name for name in ("num_classes", "list_size", "k", "above", "label_is") if self.has_default(name)]
+    omitted = ("num_classes", "list_size", "k", "above", "label_is")
 
 
 Tasks = Annotated[tuple[Task, ...], Field(strict=False, max_length=MAX_TASKS)]

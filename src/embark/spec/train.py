@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
@@ -131,8 +131,7 @@ class TrainSpec(Section):
     newest complete checkpoint gives a new run its tables and dense weights; optimizer state and steps begin anew. A run
     that resumes does not read it."""
 
-    def left_out(self) -> Collection[str]:
-        return ("dense_init",) if self.has_default("dense_init") else ()
+    omitted = ("dense_init",)
 
 
 def divides(batch_size: int, num_ranks: int) -> bool:
