@@ -67,7 +67,7 @@ def render_aks(job: Job) -> Files:
               "resource": job.machine.fabric.kubernetes_resource, "tolerations": plain(tolerations(job))}
     files = [File(name, job_text(f"azure/{name}.j2", job, **values)) for name in templates]
     files.insert(1, script_file("aks_cluster.sh", "azure/cluster.sh.j2", job,
-                                pool=f"{POOL}spot" if job.is_spot else POOL, registry=acr_name(job.image),
+                                pool=pool_name(job), registry=acr_name(job.image),
                                 has_group=job.num_nodes > 1 and not job.has_reservation,
                                 os_disk_gib=os_disk_gib(job),
                                 is_lustre=is_lustre(job), lustre_driver_version=LUSTRE_DRIVER_VERSION,
@@ -84,6 +84,10 @@ def identities(job: Job) -> list[JsonDict]:
     servers = {"account": serve.service_account, "identity": '"$IDENTITY"-serve', "title": "the servers' identity",
                "why": "That of the servers, which only read.", "grants": [versions]}
     return [pods, *([servers] if versions and not serve.identity else [])]
+
+
+def pool_name(job: Job) -> str:
+    return f"{POOL}spot" if job.is_spot else POOL
 
 
 def is_lustre(job: Job) -> bool:
