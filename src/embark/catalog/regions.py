@@ -4,7 +4,7 @@ import re
 
 from embark.catalog.machine import Catalog, CpuMachine, Machine
 from embark.errors import Mistake, Mistakes
-from embark.spec.place import PlaceSpec
+from embark.spec import PlaceSpec
 
 _ZONES = {
     "aws": re.compile(r"(?P<region>[a-z]{2}(-[a-z]+)+-\d+)(-[a-z]+-\d+)?[a-z]"),  # us-east-1b, us-west-2-lax-1a

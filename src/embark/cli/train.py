@@ -25,8 +25,7 @@ def train(
     fresh
         Start in a new directory (NAME-2, NAME-3, …) even if the run exists.
     """
-    from embark.spec import load_spec
-    from embark.spec.run import accepting
+    from embark.spec import accepting, load_spec
 
     return train_here(accepting(load_spec(spec, set_), accept_change), console, fresh=fresh)
 
@@ -46,8 +45,7 @@ def follow(
     make_streams
         With NATS: first make a JetStream stream of stream.retention_hours for each of stream.topics that has none.
     """
-    from embark.spec import load_spec
-    from embark.spec.run import accepting
+    from embark.spec import accepting, load_spec
 
     run = accepting(load_spec(spec, set_), accept_change)
     if not run.stream.is_on:

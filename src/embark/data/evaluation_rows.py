@@ -17,7 +17,7 @@ from embark.data.prepared.manifest import EARLIER, SEQUENCES
 from embark.errors import DataError, UserError
 from embark.features.numbers import Numbers
 from embark.features.schema import TIME_ROWS
-from embark.spec.run import RunSpec
+from embark.spec import RunSpec
 from embark.values import JsonDict, frozen
 
 SplitName = Literal["train", "validation", "test"]

@@ -28,9 +28,8 @@ from embark.features.encoding import plain_options
 from embark.features.hashing import hash_counters
 from embark.features.rows import RawRows
 from embark.features.schema import Schema, SparseColumn
-from embark.spec import DataSpec, ModelSpec
-from embark.spec.data import PrepareSpec
-from embark.spec.features import GUESSED, FeaturesSpec
+from embark.spec import DataSpec, FeaturesSpec, ModelSpec, PrepareSpec
+from embark.spec.features import GUESSED
 from embark.values import JsonDict, frozen
 
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from embark.features.arrays import Array, Bytes, Floats, Int32s, Int64s, ragged_positions
 from embark.model.steps import samples_per_rank, steps_per_epoch
-from embark.spec.model import Table
+from embark.spec import Table
 from embark.values import frozen
 
 if TYPE_CHECKING:

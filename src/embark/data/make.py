@@ -19,8 +19,7 @@ from embark.data.workers import Report, WorkerPool, num_cores
 from embark.errors import UserError
 from embark.features.encoding import weights_features
 from embark.formatting import format_bytes
-from embark.spec.run import RunSpec
-from embark.spec.tasks import Task, label_columns
+from embark.spec import RunSpec, Task, label_columns
 from embark.store import write_atomic
 from embark.store.errors import writing
 from embark.values import JsonDict, frozen

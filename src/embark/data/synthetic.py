@@ -11,9 +11,7 @@ import numpy as np
 from embark.data.loader import Batch, check_range
 from embark.features.arrays import Array, Doubles, Floats, Hashes, Int32s, Int64s
 from embark.features.hashing import bell, hash_counters, quarter, stream_key, stream_keys, uniform
-from embark.spec.data import DataSpec
-from embark.spec.model import ModelSpec, Table
-from embark.spec.tasks import Task
+from embark.spec import DataSpec, ModelSpec, Table, Task
 from embark.values import frozen
 
 TRAIN, EVAL, CALIBRATION = range(3)

@@ -22,8 +22,7 @@ from embark.launch.run_registry import lookup_run
 from embark.launch.shell import Shell
 from embark.plan.predict import predict
 from embark.plan.prediction import Setup
-from embark.spec import RunSpec, load_spec
-from embark.spec.train import divides
+from embark.spec import RunSpec, divides, load_spec
 from embark.store.run_dir import SPEC
 from embark.values import frozen
 

@@ -67,10 +67,8 @@ from embark.features.encoding import IdMap, RowEncoder, by_rising_key, same_leng
 from embark.features.numbers import NumberCode, Numbers, recorded_numbers
 from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
-from embark.spec.data import PrepareSpec
-from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, legacy_features
-from embark.spec.model import ModelSpec
-from embark.spec.user_code import file_of
+from embark.spec import FeaturesSpec, ModelSpec, PrepareSpec, file_of
+from embark.spec.features import LEGACY_OPTIONS, legacy_features
 from embark.store import Checkpoint, CheckpointStore, FileChecksum, checkpoint_name, open_store
 from embark.store.atomic_file import NO_LOCKS, make_directory
 from embark.store.checkpoint_store import COMMIT_FILE

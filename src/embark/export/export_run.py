@@ -32,9 +32,7 @@ from embark.features.numbers import NumberCode, Numbers
 from embark.features.rows import Keys
 from embark.features.schema import Schema
 from embark.formatting import to_finite
-from embark.spec import RunSpec, user_code
-from embark.spec.features import FeaturesSpec
-from embark.spec.model import StoredTable
+from embark.spec import FeaturesSpec, RunSpec, StoredTable, user_code
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import TrainedRun, find_trained
 from embark.values import frozen

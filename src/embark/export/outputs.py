@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from embark.features.arrays import Floats
-from embark.spec.model import ModelSpec
+from embark.spec import ModelSpec
 from embark.values import JsonDict, frozen
 
 SCORE = "score"

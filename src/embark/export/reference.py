@@ -17,8 +17,7 @@ from embark.features.arrays import Array, Int64s
 from embark.features.encoding import RowEncoder
 from embark.features.numbers import Numbers
 from embark.formatting import pluralize
-from embark.spec.model import Table
-from embark.spec.run import RunSpec
+from embark.spec import RunSpec, Table
 
 REFERENCE = "reference.json"
 MAX_ROWS = 65_536  # Size of the sample.

@@ -16,10 +16,8 @@ from embark.features.numbers import Numbers, numbers_of, with_bounds
 from embark.features.rows import Keys, NumberRows, RawRows
 from embark.features.schema import FIXED_ROWS, LabelColumn, Schema, SparseColumn
 from embark.features.statistics import ValueStatistics, with_statistics
-from embark.spec.data import DataSpec, PrepareSpec
-from embark.spec.features import FeaturesSpec, bucket_table_name
-from embark.spec.model import CANDIDATE, ModelSpec, Table
-from embark.spec.tasks import Task
+from embark.spec import CANDIDATE, DataSpec, FeaturesSpec, ModelSpec, PrepareSpec, Table, Task
+from embark.spec.features import bucket_table_name
 from embark.values import frozen
 
 IdMethod = Literal["hash", "frequency"]

@@ -22,7 +22,8 @@ from embark.errors import DataError, UserError
 from embark.features.arrays import Array, Doubles, Floats, Hashes, Int64s
 from embark.features.hashing import hash_counters, stream_key
 from embark.features.schema import Schema
-from embark.spec.features import FeaturesSpec, NumberTransform
+from embark.spec import FeaturesSpec
+from embark.spec.features import NumberTransform
 from embark.store.atomic_file import commit
 from embark.values import frozen
 

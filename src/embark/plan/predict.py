@@ -14,9 +14,8 @@ from embark.plan.prediction import GIB, MemoryUse, Prediction, Setup, StepTime, 
 from embark.plan.step_time import step_time
 from embark.plan.tpu import predict_on_tpu
 from embark.plan.workload import dense_notes
-from embark.spec import RunSpec
+from embark.spec import RunSpec, batch_mistakes
 from embark.spec.section import remembered
-from embark.spec.train import batch_mistakes
 from embark.values import JsonDict
 
 

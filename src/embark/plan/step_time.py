@@ -10,8 +10,7 @@ from embark.plan.calibration import Calibration, CpuFit, EngineFit, Rates
 from embark.plan.exchange import ENGINES, STEP, Exchange, all_reduce_s, all_to_all_s, num_dynamic_ids
 from embark.plan.memory import counted_engine
 from embark.plan.prediction import StepTime
-from embark.spec import ModelSpec, RunSpec
-from embark.spec.model import Table
+from embark.spec import ModelSpec, RunSpec, Table
 
 NUM_OF_HOST = 4
 FEATURES = tuple(field.name for field in fields(EngineFit))[NUM_OF_HOST:]  # Fields about the device.

@@ -21,8 +21,7 @@ from embark.plan.storage import (
     wait_for_volume,
 )
 from embark.plan.workload import Workload
-from embark.spec import RunSpec
-from embark.spec.train import divides
+from embark.spec import RunSpec, divides
 from embark.values import frozen
 
 Predict = Callable[[Setup], Prediction]

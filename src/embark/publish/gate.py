@@ -24,7 +24,7 @@ from embark.publish.statistics import (
     loss_increase,
     miscalibration,
 )
-from embark.spec.serve import PublishSpec
+from embark.spec import PublishSpec
 from embark.values import JsonDict, JsonMap, frozen
 
 ALL_ROWS = "all rows"

@@ -17,8 +17,7 @@ from embark.features.arrays import Doubles, Int64s
 from embark.features.encoding import RowEncoder
 from embark.publish.gate import ColumnDrift, EarlierGate, GateSlice, ScoredRows
 from embark.run.feature_metrics import feature_names, slices_of
-from embark.spec.serve import PublishSpec
-from embark.spec.tasks import main_task
+from embark.spec import PublishSpec, main_task
 from embark.store.checkpoint_inspect import TrainedRun
 from embark.values import frozen
 

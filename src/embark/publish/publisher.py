@@ -34,8 +34,7 @@ from embark.export.write_version import CHECKPOINT, CHECKPOINT_TIME, WRITTEN_OVE
 from embark.formatting import to_finite
 from embark.publish.gate import GateVerdict, earlier_gate, judge, to_record
 from embark.publish.gate_rows import GateRows, open_gate_rows
-from embark.spec.serve import PublishSpec
-from embark.spec.user_code import file_of
+from embark.spec import PublishSpec, file_of
 from embark.store import Checkpoint, CheckpointStore
 from embark.store.checkpoint_inspect import TrainedRun, find_trained
 from embark.trainers import build_index

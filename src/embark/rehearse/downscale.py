@@ -13,8 +13,7 @@ from embark.kubernetes.objects import K8sObject, Objects, at, name_of, rows
 from embark.kubernetes.pods import Mount, Pod
 from embark.lint.pods import Launch, launch_of_argv
 from embark.render.command import SPEC_VARIABLE, WRITTEN_SPEC_PATH
-from embark.spec import RunSpec, parse_spec, to_toml
-from embark.spec.toml import flatten
+from embark.spec import RunSpec, flatten, parse_spec, to_toml
 from embark.values import JsonDict, frozen
 
 BUCKETS = "/mnt/embark-rehearsal"  # Path in the pods of the folder that stands for object stores.

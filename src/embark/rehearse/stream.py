@@ -34,8 +34,7 @@ from embark.rehearse.rehearsal import Prepared, RehearsalReport
 from embark.rehearse.server import NUM_CLIENTS, Kubelet, RunningPod, ServerRehearsal, prepare_server, report_of
 from embark.rehearse.verdict import Check, Verdict
 from embark.render.serving import broker_url, published_uri
-from embark.spec import RunSpec, parse_spec, to_toml
-from embark.spec.tasks import label_columns
+from embark.spec import RunSpec, label_columns, parse_spec, to_toml
 from embark.store.run_dir import EVENTS
 from embark.values import JsonDict, frozen
 

@@ -13,7 +13,7 @@ from embark.render.shell_text import render_template
 from embark.render.targets.tpu_vm import packages as tpu_packages
 from embark.render.wheel import FOLDER as WHEEL_FOLDER
 from embark.render.wheel import wheel_requirement
-from embark.spec.user_code import file_of
+from embark.spec import file_of
 
 RAY_VERSION = "2.60.0"
 CUDA_BASE = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"

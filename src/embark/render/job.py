@@ -30,9 +30,8 @@ from embark.render.serving import (
     with_broker,
     with_cloud,
 )
-from embark.spec import RunSpec, to_toml
-from embark.spec.place import PlaceSpec, PodTarget
-from embark.spec.train import batch_mistakes
+from embark.spec import PlaceSpec, RunSpec, batch_mistakes, to_toml
+from embark.spec.place import PodTarget
 from embark.values import frozen
 
 CLUSTER = "embark"  # One cluster for all runs: a run adds a node pool to it if it needs another machine.

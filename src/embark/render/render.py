@@ -17,7 +17,7 @@ from embark.render.targets.tpu_vm import render_tpu_vm
 from embark.render.targets.vertex import render_vertex
 from embark.render.volumes import render_volumes
 from embark.render.wheel import wheel_file
-from embark.spec.user_code import file_of
+from embark.spec import file_of
 
 Render = Callable[[Job], Files]
 QUEUED = ("job", "jobset", "trainjob", "pytorchjob", "ray")  # Targets that Kueue can hold back.

@@ -26,8 +26,7 @@ from embark.features.arrays import Floats, Int64s
 from embark.run.evaluate_run import LoadedRun, loaded
 from embark.run.evaluation import Evaluation
 from embark.run.trainer import TrainerBackend
-from embark.spec import RunSpec
-from embark.spec.tasks import list_size_of
+from embark.spec import RunSpec, list_size_of
 from embark.store.checkpoint_inspect import TrainedRun
 from embark.values import JsonDict, frozen
 

@@ -13,9 +13,8 @@ from embark.run.identity import Identity, identity_of
 from embark.run.trainer import World
 from embark.run.training_data import TrainingData, training_data
 from embark.run.warm_start import with_sizes_of_source
-from embark.spec import RunSpec
+from embark.spec import RunSpec, batch_mistakes, with_train_defaults
 from embark.spec.run import penalty_mistakes
-from embark.spec.train import batch_mistakes, with_train_defaults
 from embark.values import frozen
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from embark.features.arrays import Doubles
 from embark.run.evaluation import STATE_SIZE, metrics_of, of_probabilities, ratio
 from embark.run.trainer import Ranks
-from embark.spec.tasks import Task, main_task
+from embark.spec import Task, main_task
 from embark.values import JsonDict
 
 LOSSES = {"binary": "log_loss", "regression": "mse", "softmax": "cross_entropy", "listwise": "cross_entropy"}

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from embark.errors import DataError, MissingPackage, UserError
-from embark.spec.run import accepting
+from embark.spec import accepting
 from embark.values import JsonDict
 
 if TYPE_CHECKING:

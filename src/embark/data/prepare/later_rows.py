@@ -25,9 +25,8 @@ from embark.features.layout import REPAIR, Feature
 from embark.features.numbers import Numbers, recorded_numbers, with_bounds
 from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
-from embark.spec.data import DataSpec, PrepareSpec
-from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, legacy_features
-from embark.spec.model import CANDIDATE, ModelSpec
+from embark.spec import CANDIDATE, DataSpec, FeaturesSpec, ModelSpec, PrepareSpec
+from embark.spec.features import LEGACY_OPTIONS, legacy_features
 from embark.store.object_store import normalize_path
 from embark.values import JsonMap, frozen
 

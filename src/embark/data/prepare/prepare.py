@@ -50,9 +50,8 @@ from embark.features.encoding import IdMethod, id_methods
 from embark.features.layout import Layout
 from embark.features.numbers import Numbers, NumberSample, fit_numbers, fixed_numbers
 from embark.features.schema import FIXED_ROWS, Schema, SparseColumn
+from embark.spec import POOLED_KINDS, RunSpec
 from embark.spec.data import is_of_log
-from embark.spec.model import POOLED_KINDS
-from embark.spec.run import RunSpec
 from embark.store import ObjectStore, open_store
 from embark.store.errors import NotFound
 from embark.store.object_store import LocalStore

@@ -37,7 +37,7 @@ from embark.features.arrow.row_parser import Location, RowParser, json_array, js
 from embark.features.rows import BadRow, RawRows
 from embark.features.schema import Schema
 from embark.features.values import json_line
-from embark.spec.data import PrepareSpec
+from embark.spec import PrepareSpec
 
 _SCAN_BYTES = 8 << 20
 _HEADER_BYTES = 1 << 20

@@ -28,7 +28,7 @@ from embark.features.values import (
     meaning_of_format,
     time_formats,
 )
-from embark.spec.data import PrepareSpec
+from embark.spec import PrepareSpec
 from embark.values import frozen
 
 Format = Literal["criteo", "csv", "jsonl", "parquet"]

@@ -36,9 +36,9 @@ from embark.features.hashing import hash_counters
 from embark.features.layout import Feature, Layout, Rows
 from embark.features.rows import RawRows
 from embark.features.schema import Schema, SparseColumn
-from embark.spec.data import InteractionsSpec, PrepareSpec
+from embark.spec import PrepareSpec, RunSpec
+from embark.spec.data import InteractionsSpec
 from embark.spec.features import table_name
-from embark.spec.run import RunSpec
 from embark.values import JsonDict, JsonMap
 
 NUM_BUCKETS = 1_024

@@ -26,8 +26,7 @@ from embark.features.numbers import DrawnRows, Numbers, NumberSample, with_bound
 from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema, SparseColumn
 from embark.features.statistics import ValueStatistics, statistic_columns, with_statistics
-from embark.spec.data import PrepareSpec
-from embark.spec.run import RunSpec
+from embark.spec import PrepareSpec, RunSpec
 from embark.store.atomic_file import commit
 from embark.store.object_store import LocalStore
 from embark.values import JsonDict, frozen

@@ -35,7 +35,7 @@ from embark.data.prepared.source import Allocate, PreparedSource
 from embark.errors import DataError, EmbarkError, Fault
 from embark.features.arrays import Array, Int32s, Int64s
 from embark.features.layout import REPAIR, Layout
-from embark.spec.run import RunSpec
+from embark.spec import RunSpec
 from embark.store import ObjectStore, open_store
 from embark.store.errors import NotFound, RetryPolicy, explain_data
 from embark.store.object_store import LocalStore, normalize_path

@@ -22,9 +22,7 @@ from embark.features.arrays import Array, Bytes, Int32s, Int64s, UInt32s, ragged
 from embark.features.layout import REPAIR, Block, Layout
 from embark.features.numbers import Numbers, read_numbers
 from embark.formatting import shortlist
-from embark.spec.data import DataSpec
-from embark.spec.model import Table
-from embark.spec.tasks import Task
+from embark.spec import DataSpec, Table, Task
 from embark.values import frozen
 
 Allocate = Callable[[int], Bytes]  # Returns a buffer of this size, aligned to 16 bytes.

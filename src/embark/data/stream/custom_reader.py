@@ -5,8 +5,8 @@ from typing import Any
 
 from embark.data.stream.records import Message, Offset, Offsets
 from embark.errors import DataError, UserError
-from embark.spec.stream import StreamSpec
-from embark.spec.user_code import file_of, load_user_class, location_of, user_call, user_errors
+from embark.spec import StreamSpec, file_of
+from embark.spec.user_code import load_user_class, location_of, user_call, user_errors
 
 _CALL = "poll(self, offset, timeout_s)"
 

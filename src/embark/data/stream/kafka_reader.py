@@ -10,7 +10,7 @@ from confluent_kafka import TopicPartition as Partition
 
 from embark.data.stream.records import Message, Offsets
 from embark.errors import DataError, Fault, UserError
-from embark.spec.stream import StreamSpec
+from embark.spec import StreamSpec
 
 AT_A_TIME = 500
 MANY, FEW = 5_000, 1_000  # Records in memory at which a partition is paused, and resumed.

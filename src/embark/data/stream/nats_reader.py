@@ -17,7 +17,7 @@ from nats.js.errors import NotFoundError
 
 from embark.data.stream.records import Message, Offsets
 from embark.errors import DataError, Fault, UserError
-from embark.spec.stream import StreamSpec
+from embark.spec import StreamSpec
 from embark.values import JsonDict, JsonMap
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from embark.data.stream.records import StreamReader
 from embark.errors import MissingPackage, UserError
-from embark.spec.run import RunSpec
+from embark.spec import RunSpec
 from embark.values import JsonDict
 
 OPTIONS = "EMBARK_STREAM_OPTIONS"

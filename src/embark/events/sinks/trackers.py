@@ -17,7 +17,7 @@ from embark.events.metrics import readings
 from embark.events.sinks.services import NewestReadings, SendingSink, batched, require_packages
 from embark.events.sinks.tensorboard import STEPS, tag_of
 from embark.formatting import redact
-from embark.spec.toml import flatten
+from embark.spec import flatten
 from embark.values import JsonDict, JsonMap, frozen
 
 MAX_WAITING = 20_000  # Points kept for a service that does not answer; then the oldest are dropped.

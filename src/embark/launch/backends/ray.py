@@ -33,8 +33,7 @@ from embark.launch.http import HttpClient
 from embark.render.job import make_job
 from embark.render.settings import grace_s
 from embark.render.targets.kubernetes import RAY_SCRIPT, ray_script
-from embark.spec import RunSpec, to_toml
-from embark.spec.train import batch_mistakes
+from embark.spec import RunSpec, batch_mistakes, to_toml
 from embark.store import run_uri
 from embark.store.run_dir import SPEC
 from embark.values import JsonDict, JsonMap

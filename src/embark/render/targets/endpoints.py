@@ -24,8 +24,7 @@ from embark.render.serving import (
 from embark.render.shell_text import job_text
 from embark.render.targets.serve import TABLE_BYTES, start_s
 from embark.render.targets.vm_node import acr_name
-from embark.spec.serve import DRAIN_S
-from embark.spec.user_code import file_of
+from embark.spec import DRAIN_S, file_of
 from embark.values import JsonDict
 
 PORT = 8080  # SageMaker and, by default, Vertex AI and Cloud Run look for a server on this port only.

@@ -25,9 +25,7 @@ from embark.render.serving import (
 )
 from embark.render.shell_text import job_text
 from embark.render.yaml_text import note
-from embark.spec import RunSpec
-from embark.spec.serve import DRAIN_S
-from embark.spec.user_code import file_of
+from embark.spec import DRAIN_S, RunSpec, file_of
 from embark.values import JsonDict
 
 FILES = {"serve": "serve.yaml", "kserve": "inference_service.yaml"}
