@@ -23,7 +23,7 @@ from embark.launch.shell import Shell
 from embark.plan.predict import predict
 from embark.plan.prediction import Setup
 from embark.spec import RunSpec, divides, load_spec
-from embark.store.run_dir import SPEC
+from embark.store import SPEC
 from embark.values import frozen
 
 MemoryKind = Literal["device", "host"]

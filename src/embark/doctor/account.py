@@ -25,8 +25,7 @@ from embark.launch.shell import Shell
 from embark.render.job import Job, Location
 from embark.render.monitoring import CloudQuota, cloud_quotas, needed_units, quota_name, quota_of
 from embark.spec import RunSpec
-from embark.store import open_store
-from embark.store.errors import BRIEF_RETRY
+from embark.store import BRIEF_RETRY, open_store
 from embark.values import JsonDict, frozen, read_table
 
 CLOUDS: JsonDict = read_table(__file__, "account_clouds.toml")

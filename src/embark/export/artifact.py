@@ -69,11 +69,9 @@ from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
 from embark.spec import FeaturesSpec, ModelSpec, PrepareSpec, file_of
 from embark.spec.features import LEGACY_OPTIONS, legacy_features
-from embark.store import Checkpoint, CheckpointStore, FileChecksum, checkpoint_name, open_store
+from embark.store import SPEC, Checkpoint, CheckpointStore, FileChecksum, NotFound, checkpoint_name, open_store
 from embark.store.atomic_file import NO_LOCKS, make_directory
 from embark.store.checkpoint_store import COMMIT_FILE
-from embark.store.errors import NotFound
-from embark.store.run_dir import SPEC
 from embark.values import JsonDict, JsonMap, frozen
 
 FORMAT_VERSION: Literal[1] = 1

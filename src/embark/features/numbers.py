@@ -24,7 +24,7 @@ from embark.features.hashing import hash_counters, stream_key
 from embark.features.schema import Schema
 from embark.spec import FeaturesSpec
 from embark.spec.features import NumberTransform
-from embark.store.atomic_file import commit
+from embark.store import commit
 from embark.values import frozen
 
 MAX_SAMPLE_VALUES = 1 << 22

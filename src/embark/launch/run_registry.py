@@ -19,9 +19,7 @@ from embark.events.events import Event, parse_event, split_lines
 from embark.launch.backend import DamagedRecord, Replica, RunEvent, RunHandle, Status, backend_of
 from embark.launch.shell import Notify, Shell
 from embark.spec import RunSpec, parse_spec
-from embark.store import ObjectStore, open_store, write_atomic
-from embark.store.errors import BRIEF_RETRY
-from embark.store.run_dir import EVENTS
+from embark.store import BRIEF_RETRY, EVENTS, ObjectStore, open_store, write_atomic
 from embark.values import JsonDict, frozen
 
 FORMAT = 2

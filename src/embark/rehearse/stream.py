@@ -35,7 +35,7 @@ from embark.rehearse.server import NUM_CLIENTS, Kubelet, RunningPod, ServerRehea
 from embark.rehearse.verdict import Check, Verdict
 from embark.render.serving import broker_url, published_uri
 from embark.spec import RunSpec, label_columns, parse_spec, to_toml
-from embark.store.run_dir import EVENTS
+from embark.store import EVENTS
 from embark.values import JsonDict, frozen
 
 ROWS_PER_S = 400.0

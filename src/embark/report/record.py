@@ -17,7 +17,7 @@ from embark.events.traffic import TrafficRecord
 from embark.formatting import strip_control_chars, to_finite
 from embark.report.rows import Rows
 from embark.report.run_files import RunFiles, Tail
-from embark.store.run_dir import EVENTS
+from embark.store import EVENTS
 from embark.values import JsonDict, JsonMap, frozen
 
 CURVES = ("loss", "auc", "normalized_entropy", "samples_per_s", "step_s", "learning_rate", "log_loss", "calibration")

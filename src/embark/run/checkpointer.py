@@ -17,10 +17,12 @@ from embark.run.training_data import TrainingData
 from embark.run.warm_start import WarmStart, WarmStarted, refuse_other_weights
 from embark.spec import RunSpec, to_toml
 from embark.store import (
+    SPEC,
     Checkpoint,
     CheckpointStore,
     ChecksumWriter,
     FileChecksum,
+    NotFound,
     RunDir,
     checkpoint_name,
     reasons_by_spec,
@@ -36,8 +38,6 @@ from embark.store.checkpoint_arrays import (
     write_pieces,
 )
 from embark.store.checkpoint_interval import Choice, steps_between_saves
-from embark.store.errors import NotFound
-from embark.store.run_dir import SPEC
 from embark.values import JsonDict, frozen
 
 FIRST_SAVE_S = 20.0  # With `auto`, the first save comes early: it measures what one costs.

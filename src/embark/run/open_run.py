@@ -18,12 +18,11 @@ from embark.run.resolve import ResolvedRun, resolve_run
 from embark.run.signals import StopSignals, stopped_by
 from embark.run.trainer import Ranks
 from embark.spec import RunSpec, TrainSpec
-from embark.store import RunDir, first_free_run, run_uri
+from embark.store import EVENTS, RunDir, first_free_run, run_uri
 from embark.store.atomic_file import make_directory
 from embark.store.checkpoint_store import EARLY_STOPPING
 from embark.store.errors import explain
 from embark.store.lease import FOLDER, MAX_TTL_S, TTL_S, acquire, current_holder, process_mark
-from embark.store.run_dir import EVENTS
 from embark.values import JsonDict
 
 TTL = "EMBARK_LEASE_S"  # Seconds to wait for a process on another machine that gives no sign of life.

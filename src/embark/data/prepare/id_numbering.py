@@ -25,7 +25,7 @@ from embark.features.arrays import Array, Bytes, Int32s, Int64s, Mask, UInt32s, 
 from embark.features.encoding import look_up
 from embark.features.layout import Rows
 from embark.features.rows import Keys
-from embark.store.atomic_file import commit
+from embark.store import commit
 from embark.values import JsonDict, frozen
 
 _SAMPLES_PER_PARTITION = 512

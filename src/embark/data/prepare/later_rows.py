@@ -27,7 +27,7 @@ from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
 from embark.spec import CANDIDATE, DataSpec, FeaturesSpec, ModelSpec, PrepareSpec
 from embark.spec.features import LEGACY_OPTIONS, legacy_features
-from embark.store.object_store import normalize_path
+from embark.store import normalize_path
 from embark.values import JsonMap, frozen
 
 _CHUNK_BYTES = 8 << 20

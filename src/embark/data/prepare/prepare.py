@@ -52,9 +52,7 @@ from embark.features.numbers import Numbers, NumberSample, fit_numbers, fixed_nu
 from embark.features.schema import FIXED_ROWS, Schema, SparseColumn
 from embark.spec import POOLED_KINDS, RunSpec
 from embark.spec.data import is_of_log
-from embark.store import ObjectStore, open_store
-from embark.store.errors import NotFound
-from embark.store.object_store import LocalStore
+from embark.store import LocalStore, NotFound, ObjectStore, open_store
 from embark.values import JsonDict, JsonMap, frozen
 
 SEGMENT_BYTES = 96 << 20

@@ -18,7 +18,7 @@ from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask, i
 from embark.features.hashing import hash_counters, stream_key
 from embark.features.statistics import statistic_values
 from embark.spec.features import Statistic
-from embark.store.atomic_file import commit
+from embark.store import commit
 from embark.values import frozen
 
 NUM_BINS = 64

@@ -27,8 +27,7 @@ from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema, SparseColumn
 from embark.features.statistics import ValueStatistics, statistic_columns, with_statistics
 from embark.spec import PrepareSpec, RunSpec
-from embark.store.atomic_file import commit
-from embark.store.object_store import LocalStore
+from embark.store import LocalStore, commit
 from embark.values import JsonDict, frozen
 
 if TYPE_CHECKING:

@@ -36,9 +36,8 @@ from embark.errors import DataError, EmbarkError, Fault
 from embark.features.arrays import Array, Int32s, Int64s
 from embark.features.layout import REPAIR, Layout
 from embark.spec import RunSpec
-from embark.store import ObjectStore, open_store
-from embark.store.errors import NotFound, RetryPolicy, explain_data
-from embark.store.object_store import LocalStore, normalize_path
+from embark.store import LocalStore, NotFound, ObjectStore, explain_data, normalize_path, open_store
+from embark.store.errors import RetryPolicy
 from embark.store.run_dir import user_cache
 from embark.values import JsonDict
 

@@ -14,7 +14,7 @@ from embark.errors import DataError, UserError
 from embark.features.layout import Feature, Layout
 from embark.formatting import shortlist
 from embark.spec import ModelSpec, RunSpec, Table, label_columns, with_train_defaults
-from embark.store.object_store import normalize_path
+from embark.store import normalize_path
 from embark.values import JsonDict, JsonMap, frozen
 
 MANIFEST = "manifest.json"

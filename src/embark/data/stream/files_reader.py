@@ -13,9 +13,7 @@ from zlib import crc32
 from embark.data.stream.records import Message, Offsets, Row
 from embark.errors import DataError, EmbarkError, Fault
 from embark.features.values import json_object
-from embark.store import open_store
-from embark.store.errors import NotFound
-from embark.store.object_store import ObjectStore
+from embark.store import NotFound, ObjectStore, open_store
 
 KINDS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".csv", ".csv.gz", ".parquet")
 AT_A_TIME = 1_000

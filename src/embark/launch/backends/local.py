@@ -26,8 +26,7 @@ from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
 from embark.launch.supervisor_client import PROGRAM, SupervisorState, job_json, status_of
 from embark.spec import RunSpec, to_toml
-from embark.store import write_atomic
-from embark.store.run_dir import SPEC
+from embark.store import SPEC, write_atomic
 
 GRACE_S = 120.0
 

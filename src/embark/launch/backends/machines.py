@@ -28,8 +28,7 @@ from embark.launch.supervisor_client import Host, LogPosition, SupervisorClient,
 from embark.render.job import Job, make_job
 from embark.render.targets.vm_node import OFF_DELAY_S
 from embark.spec import load_spec, to_toml
-from embark.store import write_atomic
-from embark.store.run_dir import SPEC
+from embark.store import SPEC, write_atomic
 from embark.values import frozen
 
 RUN_FOLDER = "/var/lib/embark-run"  # The folder on the machine with the job's files and the log.

@@ -34,8 +34,7 @@ from embark.render.job import make_job
 from embark.render.settings import grace_s
 from embark.render.targets.kubernetes import RAY_SCRIPT, ray_script
 from embark.spec import RunSpec, batch_mistakes, to_toml
-from embark.store import run_uri
-from embark.store.run_dir import SPEC
+from embark.store import SPEC, run_uri
 from embark.values import JsonDict, JsonMap
 
 WORKER = "RayTrainWorker"  # Ray Train's name for its actor on each machine.
