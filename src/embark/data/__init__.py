@@ -60,7 +60,7 @@ def resolve_if_readable(spec: RunSpec) -> tuple[RunSpec, str]:
                  f"the data where it starts ({why})"
 
 
-def open_training_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSource:
+def open_training_source(spec: RunSpec, *, allocate: Allocate | None) -> SampleSource:
     """Open what a run trains on: its stream if it has one, else its data."""
     if spec.stream.is_on:
         from embark.data.stream.source import StreamSource

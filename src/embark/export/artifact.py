@@ -580,7 +580,7 @@ def _suggested_uri(uri: str) -> str:
 
 
 def _on_this_machine(
-    versions: CheckpointStore, chosen: Checkpoint, *, skipped: str = "", is_fetched: bool = False,
+    versions: CheckpointStore, chosen: Checkpoint, *, skipped: str = "", is_fetched: bool,
 ) -> Path:
     """Return the local folder of a version whose files match their checksums, except for `skipped`, which is checked
     later. Those of an object store are fetched."""

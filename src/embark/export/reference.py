@@ -75,7 +75,7 @@ class Reference(_Section):
 
 
 def make_reference(
-    spec: RunSpec, encoder: RowEncoder, evaluated: Any, source: SampleSource | None = None
+    spec: RunSpec, encoder: RowEncoder, evaluated: Any, source: SampleSource | None
 ) -> Reference:
     """Compute the statistics of the held-out rows of `source` (by default the run's), or of training rows if few are
     held out. `evaluated` is the run's last evaluation."""

@@ -266,7 +266,7 @@ def plain_row_format(
 
 
 def plain_schema(tables: Sequence[Table], dense: tuple[str, ...], data: DataSpec, tasks: tuple[Task, ...], *,
-                 has_words: bool = True, features: FeaturesSpec = PLAIN_FEATURES) -> Schema:
+                 has_words: bool = True, features: FeaturesSpec) -> Schema:
     """Describe rows that hold the ids of `tables`. `has_words`: see `plain_row_format`."""
     buckets = {bucket_table_name(name): name for name in dense if features.has_buckets(name)}
     sparse = tuple(SparseColumn(table.name, "bucket", rows=table.rows, parts=(buckets[table.name],))

@@ -70,7 +70,7 @@ _KEPT_LINES = 40  # The last lines of a program's output, to say why it failed.
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-def find_builder(shell: Shell, wanted: str = "") -> str:
+def find_builder(shell: Shell, wanted: str) -> str:
     """Return the first builder that answers; only `wanted`, if one is named. Docker does only while its daemon runs."""
     for program in (wanted,) if wanted else BUILDERS:
         with suppress(UserError):  # it is not installed

@@ -168,7 +168,7 @@ def stored_events(store: ObjectStore) -> list[Event]:
     return list(filter(None, map(parse_event, split_lines(blocks))))
 
 
-def run_outcome(run_uri: str, since_s: float = 0.0) -> str | None:
+def run_outcome(run_uri: str, since_s: float) -> str | None:
     """`done`, `budget` or `interrupted`; empty if it has not ended since then; None if its events cannot be read."""
     try:
         events = stored_events(open_store(run_uri.removeprefix("file://"), BRIEF_RETRY))
@@ -227,7 +227,7 @@ def run_status(run: RunRecord, shell: Shell, notify: Notify, *, is_hasty: bool =
     return _make(run, _explain_gone(run, status) if status.state == "gone" else status, tuple(events))
 
 
-def list_statuses(shell: Shell, notify: Notify, *, context: str = "") -> RunStatusList:
+def list_statuses(shell: Shell, notify: Notify, *, context: str) -> RunStatusList:
     found = list_runs(context)
     names = [run.handle.name for run in found.runs]
     rows = []

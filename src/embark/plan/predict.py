@@ -48,7 +48,7 @@ def device_bytes(gpu: Gpu) -> float:
 
 
 def predict_on(
-    setup: Setup, cluster: Cluster, precision: str, calibration: Calibration, planner: Planner | None = None
+    setup: Setup, cluster: Cluster, precision: str, calibration: Calibration, planner: Planner | None
 ) -> Prediction:
     """Predict a run on any cluster, this machine among them."""
     spec, notes = setup.spec, tuple(_notes(setup, calibration))

@@ -286,7 +286,7 @@ def _scaler(deployment: K8sObject, objects: Objects) -> K8sObject:
                  if at(one, "spec.scaleTargetRef.name") == name_of(deployment)), {})
 
 
-def prepare_server(texts: Mapping[str, str], objects: Objects, artifact: str = "") -> PreparedServer:
+def prepare_server(texts: Mapping[str, str], objects: Objects, artifact: str) -> PreparedServer:
     """Prepare a server's pods for this machine. `artifact` replaces the manifest's."""
     deployment = find_server(objects)
     assert deployment is not None
@@ -334,7 +334,7 @@ class ServerRehearsal:
             sentence, fix = f"{sentence}: {broken.refusal}", "the probes' paths are those of embark render's manifest"
         return Verdict(False, sentence, fix, "\n".join(broken.last_lines[-3:]), tuple(checks))
 
-    def check_requests(self, *, before: str = "", is_answering: bool = True) -> Check:
+    def check_requests(self, *, before: str, is_answering: bool = True) -> Check:
         """Stop the clients, and check what became of their requests."""
         self.clients.stop()
         clients = self.clients

@@ -288,7 +288,7 @@ class WrittenReport:
     held_s: float
 
 
-def write_report(context: RunContext, document: Document, *, out: str = "") -> WrittenReport:
+def write_report(context: RunContext, document: Document, *, out: str) -> WrittenReport:
     """Write the report of a run to a file or URI, by default into the run's directory."""
     target = out or f"{context.uri.rstrip('/')}/{NAME}"
     record = context.record

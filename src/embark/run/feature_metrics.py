@@ -103,8 +103,8 @@ def _refuse_without_features(trained: TrainedRun) -> None:
 
 
 def measure_importance(
-    trained: TrainedRun, open_backend: Callable[[RunSpec], TrainerBackend], num_rows: int, *, data: str = "",
-    split: str = "", on_progress: Callable[[int, int], None] | None = None,
+    trained: TrainedRun, open_backend: Callable[[RunSpec], TrainerBackend], num_rows: int, *, data: str,
+    split: str, on_progress: Callable[[int, int], None] | None,
 ) -> ImportanceResult:
     """Measure the importance of every feature, on rows as `evaluate_run` takes them, of which at most `num_rows`."""
     _refuse_without_features(trained)

@@ -186,7 +186,7 @@ def suited_batch(
     return max(1, min(suited, num_train_samples))
 
 
-def suited_rate(batch_size: int, full_rate_batch: int = FULL_RATE_BATCH) -> float:
+def suited_rate(batch_size: int, full_rate_batch: int) -> float:
     """Return Adam's rate for a batch: fewer, less noisy steps are longer, by the square root of the batch."""
     return ADAM_RATE * math.sqrt(max(1.0, batch_size / full_rate_batch))
 
