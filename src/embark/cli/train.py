@@ -65,7 +65,6 @@ def train_here(run: "RunSpec", console: Console, *, fresh: bool) -> int:
 
     # A preemption can come while torch or jax is loaded.
     with StopSignals(is_loading=True) as signals, ExitStack() as at_end:
-        from embark.cli.train import ReportAtEnd
         from embark.trainers import begin, finished_result, open_backend, wants_jax
 
         view = console.view()

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, Field
 
 from embark.errors import Mistakes, conflict
 from embark.spec.model import Rows, Table
-from embark.spec.section import PositiveInt, Section
+from embark.spec.section import Many, PositiveInt, Section
 from embark.spec.tasks import main_task
 from embark.spec.time_formats import checked_format, checked_zone
 from embark.values import JsonDict, JsonMap
@@ -48,7 +48,7 @@ class ColumnFeatures(_OnlyGiven):
     """Larger values count as this."""
     decimal: Literal["", ".", ","] = ""
     """In place of `data.prepare.decimal`."""
-    parts: Annotated[tuple[TimePart, ...], Field(strict=False)] = ()
+    parts: Many[TimePart] = ()
     """Features of a column of dates or times: `hour` of the day, `weekday`, `day` of the month and `month` become
     tables of 25, 8, 32 and 13 rows; `age`, the days from the column to the row's `data.time_column`, becomes a
     number."""
@@ -68,7 +68,7 @@ class ColumnFeatures(_OnlyGiven):
     only if all their rows are: with 2, tables of a tenth of the values' number suffice."""
     words: bool = False
     """The column is text: its words, in lower case, are a list of ids, the first `max_ids` of them."""
-    statistics: Annotated[tuple[Statistic, ...], Field(strict=False)] = ()
+    statistics: Many[Statistic] = ()
     """Ids: dense values beside the table. `count`: ln(1 + training rows with the value). `label_rate`: their smoothed
     label rate, in log odds less those of all rows. A training row gets those of earlier rows."""
 
@@ -129,7 +129,7 @@ class FeaturesSpec(_OnlyGiven):
     quantile buckets of training rows, and row 0 for a missing number. `auto`: where no column holds ids."""
     columns: Annotated[dict[str, ColumnFeatures], AfterValidator(ByColumn)] = Field(default=ByColumn())
     """Settings of single columns, by name."""
-    crosses: Annotated[tuple[CrossFeatures, ...], Field(strict=False)] = ()
+    crosses: Many[CrossFeatures] = ()
     """Tables for the values that columns have together, one `[[features.crosses]]` each."""
     fitted: str = Field(default="", max_length=10_000_000)
     """Means, scales and boundaries of `data.kind = "columns"`, which a run computes and which travel with its spec."""

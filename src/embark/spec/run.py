@@ -1,7 +1,7 @@
 """`RunSpec`: all sections together, and the constraints between them."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
@@ -10,7 +10,7 @@ from embark.spec.data import DataSpec, interactions_mistakes, moment
 from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, features_mistakes, legacy_features
 from embark.spec.model import ONE_WIDTH_KINDS, OWN_FIELDS, SHARED, ModelSpec, dynamic_mistakes
 from embark.spec.place import CLUSTER_TARGETS, ELASTIC_TARGETS, EXISTING_FIELDS, PlaceSpec
-from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
+from embark.spec.section import Many, Names, NonNegativeInt, PositiveInt, Section
 from embark.spec.sequence import EMBEDDING_SHARDINGS, sequence_mistakes
 from embark.spec.serve import PublishSpec, ServeSpec
 from embark.spec.stream import StreamSpec, stream_mistakes
@@ -48,7 +48,7 @@ ACCEPTABLE = LEARNING_FIELDS | {DATA, UNRECORDED}
 """What `--accept-change` takes."""
 
 
-Sinks = Annotated[tuple[Literal["cloudwatch", "otlp", "wandb", "mlflow"], ...], Field(strict=False)]
+Sinks = Many[Literal["cloudwatch", "otlp", "wandb", "mlflow"]]
 
 
 class WatchSpec(Section):

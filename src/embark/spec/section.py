@@ -12,6 +12,7 @@ from embark.values import JsonDict
 NUM_REMEMBERED = 8
 S = TypeVar("S", bound="Section")
 R = TypeVar("R")
+T = TypeVar("T")
 MAX_NUMBER = 2**53  # What JSON keeps exact; TOML has 64 bits.
 
 
@@ -23,7 +24,8 @@ def _exact(value: int) -> int:
 
 PositiveInt = Annotated[int, Field(gt=0), AfterValidator(_exact)]  # A bound by `le` would override that of a field.
 NonNegativeInt = Annotated[int, Field(ge=0), AfterValidator(_exact)]
-Names = Annotated[tuple[str, ...], Field(strict=False)]
+Many = Annotated[tuple[T, ...], Field(strict=False)]  # TOML has lists.
+Names = Many[str]
 
 
 class Section(BaseModel):
