@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # importing rich takes a tenth of a second
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 """A switch that is off unless given; there is no `--no-…`."""
+OptionalInt = Annotated[int | None, Parameter(show_default=False)]
+Texts = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 Spec = Annotated[str, Parameter(
     help="A TOML file or a preset (laptop, quickstart, criteo-1tb, mlperf-dcnv2, mlperf-hstu).")]
 Settings = Annotated[tuple[str, ...], Parameter(
