@@ -1,7 +1,6 @@
 """This machine: a supervised training run that outlives the terminal, found again by its folder."""
 
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from embark.launch.backend import (
     LaunchBackend,
     LaunchRequest,
     LogLine,
+    ReadLines,
     Resource,
     RunHandle,
     Status,
@@ -81,7 +81,7 @@ class Local(LaunchBackend):
                        fix=f"embark launch resumes it from the last checkpoint in {handle.run_uri}",
                        reason="its process is gone without an exit code: killed, or rebooted")
 
-    def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
+    def log_reader(self, handle: RunHandle) -> ReadLines:
         return file_reader(handle.folder / supervisor.LOG, self._line)
 
     def cancel(self, handle: RunHandle) -> CancelResult:

@@ -7,7 +7,7 @@ import os
 import re
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -20,6 +20,7 @@ from embark.launch.backend import (
     LaunchBackend,
     LaunchRequest,
     LogLine,
+    ReadLines,
     Reason,
     Replica,
     Resource,
@@ -206,7 +207,7 @@ class Ray(LaunchBackend):
         actors = self._rows(handle.where["context"], "actors", *filters) if job.get("job_id") else []
         return status_of(job, actors, self._rows(handle.where["context"], "nodes"), handle)
 
-    def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
+    def log_reader(self, handle: RunHandle) -> ReadLines:
         num_seen, stamped = 0, set[str]()
 
         def read() -> Iterator[LogLine]:

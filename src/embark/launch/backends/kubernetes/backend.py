@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from embark.catalog import load_catalog
@@ -16,6 +16,7 @@ from embark.launch.backend import (
     LaunchRequest,
     LogLine,
     LogSource,
+    ReadLines,
     Resource,
     RunEvent,
     RunHandle,
@@ -103,7 +104,7 @@ class Kubernetes(LaunchBackend):
                          min_nodes=handle.where.get("min_nodes", handle.where["num_nodes"]),
                          queue=handle.where["queue"])
 
-    def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
+    def log_reader(self, handle: RunHandle) -> ReadLines:
         positions: defaultdict[str, PodLogPosition] = defaultdict(PodLogPosition)
 
         def read() -> Iterator[LogLine]:
