@@ -12,7 +12,7 @@ from embark.data.task_labels import main_label
 from embark.errors import DataError, UserError, nearest
 from embark.events.drift import drift
 from embark.export.artifact import Artifact
-from embark.export.reference import ColumnBins, Reference, encoded_rows
+from embark.export.reference import Reference, encoded_rows
 from embark.features.arrays import Doubles, Int64s
 from embark.features.encoding import RowEncoder
 from embark.publish.gate import ColumnDrift, EarlierGate, GateSlice, ScoredRows
@@ -79,14 +79,10 @@ class GateRows:
         for rows in self._portions(encoder):
             found = reference.count(rows, encoder, rng)
             counts = found if not counts else [a + b for a, b in zip(counts, found, strict=True)]
+        # In columns of ids with edges, some ids share a bin.
         return [ColumnDrift(f"column {column.name}" + (" (number of ids)" if column.kind == "length" else ""),
-                            drift(column.counts, now, without=_NEWS if _has_many_ids(column) else 0))
+                            drift(column.counts, now, without=_NEWS if column.kind == "ids" and column.edges else 0))
                 for column, now in zip(reference.columns, counts, strict=True)]
-
-
-def _has_many_ids(column: ColumnBins) -> bool:
-    """Tell whether some ids share a bin."""
-    return column.kind == "ids" and bool(column.edges)
 
 
 @contextmanager

@@ -103,18 +103,15 @@ def downscale_pods(pods: Sequence[Pod], changes: list[Change]) -> tuple[Pod, ...
         if (launch := launch_of(pod)) and launch.is_torchrun:
             changes.append(Change("variable PET_TEE", "", "3, so that lines say which process of the pod said them"))
             pod = replace(pod, env={"PET_TEE": "3", **pod.env})
+        # A pod that writes its spec into its own /tmp gets one here too.
+        own = [Mount("/tmp", "scratch", "tmp")] if SPEC_VARIABLE in pod.env else []
         pod = replace(pod, command=tuple(_folders(word, changes) for word in pod.command),
                       args=tuple(_folders(word, changes) for word in pod.args),
                       env={name: _folders(value, changes) for name, value in pod.env.items()},
-                      mounts=(*pod.mounts, Mount(BUCKETS, "shared", "buckets"), *_written_spec(pod)))
+                      mounts=(*pod.mounts, Mount(BUCKETS, "shared", "buckets"), *own))
         found.append(pod)
     changes[:] = list(dict.fromkeys(changes))
     return tuple(found)
-
-
-def _written_spec(pod: Pod) -> list[Mount]:
-    """A pod that writes its spec into its own /tmp gets one here too."""
-    return [Mount("/tmp", "scratch", "tmp")] if SPEC_VARIABLE in pod.env else []
 
 
 def _with_scripts(mount: Mount, words: Sequence[str], changes: list[Change]) -> Mount:

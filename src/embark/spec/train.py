@@ -186,11 +186,6 @@ def suited_batch(
     return max(1, min(suited, num_train_samples))
 
 
-def suited_rate(batch_size: int, full_rate_batch: int) -> float:
-    """Return Adam's rate for a batch: fewer, less noisy steps are longer, by the square root of the batch."""
-    return ADAM_RATE * math.sqrt(max(1.0, batch_size / full_rate_batch))
-
-
 def suited_sizes(num_train_samples: int) -> JsonDict:
     """Return the widths of a model for so many samples: of its first layers the power of two below their square root,
     which is the class's default from 262,144 samples on."""
@@ -222,8 +217,9 @@ def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples:
         changes["batch_size"] = suited
     batch_size = changes.get("batch_size", train.batch_size)
     if is_free:
-        changes |= {"dense_optimizer": "adam", "learning_rate": TABLE_RATE,
-                    "dense_learning_rate": suited_rate(batch_size, full_rate_batch),
+        # Fewer, less noisy steps are longer, by the square root of the batch.
+        rate = ADAM_RATE * math.sqrt(max(1.0, batch_size / full_rate_batch))
+        changes |= {"dense_optimizer": "adam", "learning_rate": TABLE_RATE, "dense_learning_rate": rate,
                     **({} if "dense_init" in named else {"dense_init": "centered"})}
     elif named.isdisjoint(RATES) and train.dense_optimizer == "adam":
         changes["dense_learning_rate"] = ADAM_RATE

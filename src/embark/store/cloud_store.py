@@ -40,7 +40,7 @@ from embark.values import JsonDict
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion
-    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import ClientConfig
     from obstore.store import ObjectStore as Client
 
 MAX_PARTS = 9_000  # S3 takes 10,000 parts of an upload.
@@ -183,7 +183,15 @@ def open_cloud_store(uri: str, retry: RetryPolicy) -> CloudStore:
     common: JsonDict = {
         "prefix": normalize_path(prefix, may_be_empty=True) or None,
         "client_options": _client(scheme, retry),
-        "retry_config": _retries(retry),
+        "retry_config": {
+            "max_retries": retry.max_retries,
+            "retry_timeout": timedelta(seconds=retry.give_up_s),
+            "backoff": {
+                "init_backoff": timedelta(seconds=retry.first_wait_s),
+                "max_backoff": timedelta(seconds=retry.longest_wait_s),
+                "base": 2,
+            },
+        },
     }
     store: Client
     try:
@@ -208,18 +216,6 @@ def _client(scheme: str, retry: RetryPolicy) -> ClientConfig:
         "connect_timeout": timedelta(seconds=retry.connect_s),
         "read_timeout": timedelta(seconds=retry.silence_s),
         "timeout": timedelta(seconds=retry.request_s),
-    }
-
-
-def _retries(retry: RetryPolicy) -> RetryConfig:
-    return {
-        "max_retries": retry.max_retries,
-        "retry_timeout": timedelta(seconds=retry.give_up_s),
-        "backoff": {
-            "init_backoff": timedelta(seconds=retry.first_wait_s),
-            "max_backoff": timedelta(seconds=retry.longest_wait_s),
-            "base": 2,
-        },
     }
 
 

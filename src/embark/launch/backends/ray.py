@@ -50,7 +50,9 @@ def status_of(
 ) -> Status:
     """Return the status of a job that the cluster knows."""
     workers = [actor for actor in actors if actor.get("class_name") == WORKER]
-    lost = [actor for actor in workers if _died(actor)]
+    # Those that died by themselves, not because the run had ended or a neighbour died.
+    lost = [actor for actor in workers
+            if actor.get("state") == "DEAD" and _context(actor).get("reason") not in WANTED]
     num_restarts = max(len({actor.get("placement_group_id") for actor in workers}) - 1, 0)
     now = [actor for actor in workers if actor.get("state") != "DEAD"]
     since_s = float(job["start_time"]) / 1000 if job.get("start_time") else None
@@ -126,11 +128,6 @@ def _restarted(num_restarts: int, lost: Sequence[JsonMap]) -> str:
         return f"restarted {pluralize(num_restarts, 'time')}" if num_restarts else ""
     reasons = {str(_context(actor).get("error_message", "unknown")).partition(". ")[0][:200]: None for actor in lost}
     return f"{pluralize(len(lost), 'worker')} lost so far ({'; '.join(reasons)})"
-
-
-def _died(actor: JsonMap) -> bool:
-    """Return whether a worker died by itself, not because the run had ended or its neighbour died."""
-    return actor.get("state") == "DEAD" and _context(actor).get("reason") not in WANTED
 
 
 def _context(actor: JsonMap) -> JsonMap:
