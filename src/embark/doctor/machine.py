@@ -258,7 +258,7 @@ def plan_this_machine(spec: RunSpec, num_samples: int | None = None) -> LocalPla
     return plan_here(spec, this_machine(), num_samples)
 
 
-def check_host(host: Host | None, today: datetime.date | None = None) -> Checks:
+def check_host(host: Host | None = None, today: datetime.date | None = None) -> Checks:
     """Yield all checks of a machine, in the order to fix them, each as soon as it is known."""
     host = host or Host()
     packages = stack.installed()
