@@ -18,7 +18,7 @@ import atexit
 import difflib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import IntEnum
@@ -71,6 +71,9 @@ class Mistake:
         written = f" = {self.value}" if self.value else ""
         fix = f"\n    fix: {self.fix}" if self.fix else ""
         return f"{place}{written}\n    {self.what}{fix}"
+
+
+Mistakes = Iterator[Mistake]
 
 
 def conflict(field: str, value: object, what: str, fix: str) -> Mistake:

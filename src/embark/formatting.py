@@ -278,7 +278,7 @@ def _may_follow_a_colon(name: str, value: str, rest: str) -> bool:
 
 
 def _environment_values() -> tuple[str, ...]:
-    held = (os.environ.get(name, "") for name in list(os.environ) if _is_of_a_secret(name))
+    held = (os.getenv(name, "") for name in list(os.environ) if _is_of_a_secret(name))
     return _with_quoted(tuple(sorted((value for value in held if len(value) >= 6), key=len, reverse=True)))
 
 

@@ -72,7 +72,7 @@ def clear_cache() -> None:
 
 def user_data_dir() -> Path:
     """Return the folder for what belongs to the user and to no run."""
-    home = os.environ.get("XDG_DATA_HOME", "")
+    home = os.getenv("XDG_DATA_HOME", "")
     base = Path(home) if Path(home).is_absolute() else Path.home() / ".local" / "share"
     return base / "embark"
 

@@ -413,7 +413,7 @@ def find_machine(catalog: Catalog, name: str) -> Machine:
 _DESCRIBED = re.compile(r"([1-9][0-9]?)x(?P<gpu>\S+)", re.IGNORECASE)
 
 
-def describe_machine(catalog: Catalog, name: str, cloud: AnyCloud = "") -> Machine | None:
+def describe_machine(catalog: Catalog, name: str, cloud: AnyCloud) -> Machine | None:
     """Return the machine that a name such as `8xH100` describes by its accelerators; None if it is no such name."""
     described = _DESCRIBED.fullmatch(name.strip())
     gpu = next((gpu for gpu in catalog.gpus.values() if described and gpu.kind == "gpu"

@@ -4,19 +4,15 @@ A named region has its own price, and a named zone its region's. Without one, th
 option counts: the lowest spot price for a spot spec, the lowest on-demand price for any other.
 """
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from embark.catalog.load import load_catalog
 from embark.catalog.machine import Catalog, CpuMachine, Machine, Origin, Price, describe_machine, find_machine
 from embark.catalog.regions import default_region, is_sold_in, region_of
 from embark.errors import EmbarkError, Mistake, SpecError, UserError
 from embark.formatting import format_usd, to_one_line
+from embark.spec import PlaceSpec, RunSpec
 from embark.values import JsonMap, frozen
-
-if TYPE_CHECKING:
-    from embark.spec import PlaceSpec, RunSpec
 
 Purchase = Literal["on_demand", "spot", "block", "commit_1y", "commit_3y"]
 """How machines are paid for: the clouds' purchase options."""

@@ -1,16 +1,10 @@
 """Regions and zones: which region a zone is in, which zone is a region's default, and where a machine is sold."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from embark.catalog.machine import Catalog, CpuMachine, Machine
-from embark.errors import Mistake
-
-if TYPE_CHECKING:
-    from embark.spec.place import PlaceSpec
+from embark.errors import Mistake, Mistakes
+from embark.spec import PlaceSpec
 
 _ZONES = {
     "aws": re.compile(r"(?P<region>[a-z]{2}(-[a-z]+)+-\d+)(-[a-z]+-\d+)?[a-z]"),  # us-east-1b, us-west-2-lax-1a
@@ -49,7 +43,7 @@ def default_zone(catalog: Catalog, machine: Machine, region: str) -> str:
     return f"{region}{'-' if machine.cloud == 'gcp' else ''}{FIRST_ZONES.get(region, 'a')}"
 
 
-def place_mistakes(catalog: Catalog, machine: Machine, place: PlaceSpec) -> Iterator[Mistake]:
+def place_mistakes(catalog: Catalog, machine: Machine, place: PlaceSpec) -> Mistakes:
     """Yield a mistake if the zone does not exist, is in another region or does not sell the machine, or if the region
     does not sell it."""
     if not machine.cloud:  # nothing is known of its regions

@@ -62,14 +62,14 @@ class VolumeOffer:
     usd_per_month: float | None = None
 
 
-def machine_details(catalog: Catalog, name: str, region: str = "") -> MachineDetails:
+def machine_details(catalog: Catalog, name: str, region: str) -> MachineDetails:
     machine = find_machine(catalog, name)
     prices = [price_in(catalog, machine, region)] if region else catalog.prices_of(machine)
     return MachineDetails(machine, machine.allocatable_gib, machine.allocatable_vcpus,
                           catalog.interruptions(machine, region), tuple(prices), catalog.zones_of(machine))
 
 
-def list_volumes(catalog: Catalog, tib: float = 0.0) -> list[VolumeOffer]:
+def list_volumes(catalog: Catalog, tib: float) -> list[VolumeOffer]:
     if not (tib >= 0 and math.isfinite(tib)):
         raise UserError("--tib must not be negative", fix="--tib 1.2")
     return [VolumeOffer(volume, volume.gbyte_per_s(tib), volume.usd_per_month(tib))

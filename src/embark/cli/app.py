@@ -70,7 +70,7 @@ def name_spec(fix: str, words: Sequence[str]) -> str:
     """Put the spec of the command line in place of `SPEC` in a fix, so that it can be pasted."""
     if "SPEC" not in fix:
         return fix
-    from embark.spec.toml import PRESETS
+    from embark.spec import PRESETS
 
     _, bound, _ = app.parse_args(list(words), exit_on_error=False, print_error=False)
     spec = bound.arguments.get("spec", "")

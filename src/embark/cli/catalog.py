@@ -4,7 +4,7 @@ import datetime
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
@@ -15,12 +15,12 @@ from embark.catalog.search import MachineDetails, MachineOffer, VolumeOffer, lis
 from embark.cli.console import Console, Flag
 from embark.errors import UserError
 from embark.formatting import format_usd, pluralize
-from embark.values import read_table
+from embark.values import JsonDict, read_table
 
 Region = Annotated[str, Parameter(help="A region, such as us-east-1, eastus, us-central1.", show_default=False)]
 Text = Annotated[str, Parameter(show_default=False)]
 UNKNOWN = "not known"
-TABLES: dict[str, Any] = read_table(__file__, "catalog_tables.toml")
+TABLES: JsonDict = read_table(__file__, "catalog_tables.toml")
 
 
 def list_(

@@ -24,6 +24,8 @@ if TYPE_CHECKING:  # importing rich takes a tenth of a second
 
 Flag = Annotated[bool, Parameter(negative="", show_default=False)]
 """A switch that is off unless given; there is no `--no-…`."""
+OptionalInt = Annotated[int | None, Parameter(show_default=False)]
+Texts = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
 Spec = Annotated[str, Parameter(
     help="A TOML file or a preset (laptop, quickstart, criteo-1tb, mlperf-dcnv2, mlperf-hstu).")]
 Settings = Annotated[tuple[str, ...], Parameter(
@@ -182,7 +184,7 @@ class Console:
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
         """Show a line on the terminal while something takes seconds."""
-        is_shown = not self.json and not self.quiet and sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        is_shown = not self.json and not self.quiet and sys.stderr.isatty() and os.getenv("TERM") != "dumb"
         if is_shown:
             sys.stderr.write(f"{what} …")
             sys.stderr.flush()
@@ -278,7 +280,7 @@ def _rich_console(stream: TextIO, *, stderr: bool) -> RichConsole:
 
     # FORCE_COLOR must not put a progress bar into a log: the stream decides, not rich's guess.
     on_terminal = stream.isatty()
-    width = None if on_terminal or os.environ.get("COLUMNS") else _PIPE_WIDTH
+    width = None if on_terminal or os.getenv("COLUMNS") else _PIPE_WIDTH
     return RichConsole(stderr=stderr, force_terminal=on_terminal, width=width, markup=False, emoji=False,
                        highlight=False)
 

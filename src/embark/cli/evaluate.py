@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag
+from embark.cli.console import Console, Flag, OptionalInt
 from embark.errors import UserError
 from embark.events.metrics import ranking_rows, task_rows
 from embark.formatting import format_float
@@ -20,8 +20,8 @@ Optional = Parameter(show_default=False)
 
 def evaluate(
     run: str, /, *, split: Annotated[Literal["train", "validation", "test"] | None, Optional] = None, data: str = "",
-    step: Annotated[int | None, Optional] = None, importance: Flag = False,
-    rows: Annotated[int | None, Optional] = None, console: Console = Console(),
+    step: OptionalInt = None, importance: Flag = False,
+    rows: OptionalInt = None, console: Console = Console(),
 ) -> None:
     """Evaluate a run's newest checkpoint: AUC, normalized entropy, log loss, calibration.
 

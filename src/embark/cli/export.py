@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Literal
 
-from cyclopts import Parameter
-
-from embark.cli.console import Console, Flag
+from embark.cli.console import Console, Flag, OptionalInt, Texts
 from embark.errors import UserError
 from embark.formatting import format_bytes, pluralize
 
@@ -25,9 +23,9 @@ ALLOWED = {
 
 def export(
     run: str, /, *, to: str = "", tables: Literal["fp32", "fp16", "int8", "int4"] | None = None,
-    step: Annotated[int | None, Parameter(show_default=False)] = None, delta: Flag = False,
+    step: OptionalInt = None, delta: Flag = False,
     format: Literal["aoti", "triton", "onnx"] | None = None, embeddings: str = "", ids: str = "", splits: str = "",
-    only: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (), force: Flag = False,
+    only: Texts = (), force: Flag = False,
     console: Console = Console(),
 ) -> None:
     """Export a run's newest checkpoint: weights, id maps and transforms, so that raw rows can be scored anywhere.

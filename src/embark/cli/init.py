@@ -41,8 +41,7 @@ def init(
         Overwrite files that exist.
     """
     from embark.data.prepare.starter import starter_of_file
-    from embark.spec import PRESETS
-    from embark.spec.load import set_in_text
+    from embark.spec import PRESETS, set_in_text
     from embark.spec.toml import starter
     from embark.store import write_atomic
 

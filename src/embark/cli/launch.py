@@ -15,8 +15,7 @@ from embark.launch.launching import (
 )
 from embark.launch.run_registry import RunRecord, run_status
 from embark.launch.shell import DryRunShell, Shell
-from embark.spec import RunSpec, load_spec
-from embark.spec.run import accepting
+from embark.spec import RunSpec, accepting, load_spec
 
 
 def launch(

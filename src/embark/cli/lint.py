@@ -2,11 +2,8 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
 
-from cyclopts import Parameter
-
-from embark.cli.console import Console, Flag
+from embark.cli.console import Console, Flag, Texts
 from embark.errors import ExitCode
 from embark.formatting import pluralize
 from embark.lint.check import LintReport
@@ -14,11 +11,9 @@ from embark.lint.check import lint as lint_files
 from embark.lint.rule import Rule
 from embark.lint.rules import ALL_RULES
 
-Codes = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
-
 
 def lint(
-    *files: Path, fix: Flag = False, select: Codes = (), ignore: Codes = (), rules: Flag = False,
+    *files: Path, fix: Flag = False, select: Texts = (), ignore: Texts = (), rules: Flag = False,
     console: Console = Console(),
 ) -> int:
     """Find mistakes in manifests, Dockerfiles and scripts that pass validation, yet make a run hang or train nothing.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag, Settings
+from embark.cli.console import Console, Flag, OptionalInt, Settings
 from embark.errors import EmbarkError, ExitCode, UserError
 from embark.formatting import MISSING, format_bytes, format_float, format_time
 
@@ -104,7 +104,7 @@ def _render_verdict(console: Console, verdict: GateVerdict) -> None:
 
 
 def rollback(
-    artifact: str, version: Annotated[int | None, Parameter(show_default=False)] = None, /, *,
+    artifact: str, version: OptionalInt = None, /, *,
     list_: Annotated[bool, Parameter(name="--list", negative="", show_default=False)] = False,
     console: Console = Console(),
 ) -> None:

@@ -1,10 +1,8 @@
 """`embark rehearse`: its flags and its output."""
 
-from typing import Annotated
 
-from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag, Settings
+from embark.cli.console import Console, Flag, Settings, Texts
 from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize, to_one_line
 from embark.rehearse.controller import Observer, read_duration
@@ -15,12 +13,10 @@ from embark.rehearse.server import find_server, prepare_server
 from embark.rehearse.stream import find_stream_trainer, prepare_stream
 from embark.rehearse.training import prepare_training
 
-Times = Annotated[tuple[str, ...], Parameter(negative="", show_default=False)]
-
 
 def rehearse(
-    spec: str, /, *, set_: Settings = (), nodes: int | None = None, processes: int = 2, preempt: Times = (),
-    kill: Times = (), lose: Times = (), steps: int = 100, limit: str = "10m", account: Flag = False,
+    spec: str, /, *, set_: Settings = (), nodes: int | None = None, processes: int = 2, preempt: Texts = (),
+    kill: Texts = (), lose: Texts = (), steps: int = 100, limit: str = "10m", account: Flag = False,
     artifact: str = "", console: Console = Console(),
 ) -> int:
     """Run the rendered job, pods and all, on this machine before paying for GPUs.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag
+from embark.cli.console import Console, Flag, OptionalInt
 from embark.formatting import format_float, pluralize
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ Columns = Annotated[tuple[str, ...], Parameter(
 
 def score(
     artifact: str, rows: str, /, *, to: str, keep: Columns = (),
-    version: Annotated[int | None, Parameter(show_default=False)] = None, model_file: str = "",
+    version: OptionalInt = None, model_file: str = "",
     force: Flag = False, console: Console = Console(),
 ) -> None:
     """Score the raw rows of files with an exported model, on this machine's CPU: one Parquet file.

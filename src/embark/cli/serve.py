@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
+from embark.cli.console import Console, OptionalInt
 from embark.formatting import pluralize
 from embark.spec.serve import DeviceKind, Precision, ScoringDevice
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 def serve(
     artifact: Annotated[str, Parameter(env_var="EMBARK_SERVE_ARTIFACT")], /, *,
-    version: Annotated[int | None, Parameter(show_default=False)] = None,
+    version: OptionalInt = None,
     model_file: Annotated[str, Parameter(env_var="EMBARK_SERVE_MODEL_FILE")] = "", name: str = "",
     device: DeviceKind = "auto", precision: Precision = "tf32", poll_s: float = 10.0,
     host: Annotated[str, Parameter(env_var="EMBARK_SERVE_HOST")] = "127.0.0.1",
     port: Annotated[int, Parameter(env_var=("EMBARK_SERVE_PORT", "AIP_HTTP_PORT"))] = 8000,
-    grpc_port: Annotated[int | None, Parameter(show_default=False)] = None, tls_cert: str = "", tls_key: str = "",
+    grpc_port: OptionalInt = None, tls_cert: str = "", tls_key: str = "",
     workers: Annotated[int | None, Parameter(show_default=False, env_var="EMBARK_SERVE_WORKERS")] = None,
     max_queued_rows: int = 65_536, record: str = "", console: Console = Console(),
 ) -> None:

@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from embark.cli.console import Console, Flag
 from embark.errors import ExitCode, Interrupted
 from embark.formatting import format_duration, pluralize, strip_control_chars, to_one_line
-from embark.launch.backend import CancelResult, LogLine, backend_of
+from embark.launch.backend import CancelResult, backend_of
 from embark.launch.launching import cancel_run
 from embark.launch.run_registry import RunStatus, RunStatusList, find_run, list_statuses, run_status
 from embark.launch.shell import DryRunShell, Shell
@@ -48,7 +48,8 @@ def logs(
     record = find_run(run)
     backend = backend_of(record.handle, Shell(), console.warning)
     for line in backend.logs(record.handle, follow=follow):
-        console.show_line(line, _log_line)
+        console.show_line(line, lambda one: f"{_clock(one.time_ns / 1e9)} {to_one_line(one.source)} | "
+                                            f"{strip_control_chars(one.text)}")
     if not follow:
         return ExitCode.DONE
     status = run_status(record, Shell(), console.warning)
@@ -89,10 +90,6 @@ def _sentence(run: RunStatus) -> str:
 
 def _clock(time_s: float) -> str:
     return datetime.fromtimestamp(time_s).strftime("%H:%M:%S") if time_s else "--:--:--"
-
-
-def _log_line(line: LogLine) -> str:
-    return f"{_clock(line.time_ns / 1e9)} {to_one_line(line.source)} | {strip_control_chars(line.text)}"
 
 
 def cancel(

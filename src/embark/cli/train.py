@@ -25,8 +25,7 @@ def train(
     fresh
         Start in a new directory (NAME-2, NAME-3, …) even if the run exists.
     """
-    from embark.spec import load_spec
-    from embark.spec.run import accepting
+    from embark.spec import accepting, load_spec
 
     return train_here(accepting(load_spec(spec, set_), accept_change), console, fresh=fresh)
 
@@ -46,8 +45,7 @@ def follow(
     make_streams
         With NATS: first make a JetStream stream of stream.retention_hours for each of stream.topics that has none.
     """
-    from embark.spec import load_spec
-    from embark.spec.run import accepting
+    from embark.spec import accepting, load_spec
 
     run = accepting(load_spec(spec, set_), accept_change)
     if not run.stream.is_on:
@@ -67,7 +65,6 @@ def train_here(run: "RunSpec", console: Console, *, fresh: bool) -> int:
 
     # A preemption can come while torch or jax is loaded.
     with StopSignals(is_loading=True) as signals, ExitStack() as at_end:
-        from embark.cli.train import ReportAtEnd
         from embark.trainers import begin, finished_result, open_backend, wants_jax
 
         view = console.view()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag, Settings, Spec
+from embark.cli.console import Console, Flag, OptionalInt, Settings, Spec, Texts
 from embark.errors import ExitCode, UserError
 from embark.events.metrics import metric as find_metric
 from embark.formatting import format_duration, format_float, format_usd, pluralize
@@ -28,8 +28,8 @@ def tune(
     spec: Spec, /, *, trials: int = 30, minutes: Annotated[float | None, Optional] = None,
     metric: Annotated[Literal["auc", "log_loss", "normalized_entropy", "recall_at_k", "ndcg_at_k", "hit_at_k"] | None,
                       Optional] = None,
-    search: Annotated[tuple[str, ...], Parameter(negative="", show_default=False)] = (), set_: Settings = (),
-    workers: Annotated[int | None, Optional] = None, yes: Flag = False, console: Console = Console(),
+    search: Texts = (), set_: Settings = (),
+    workers: OptionalInt = None, yes: Flag = False, console: Console = Console(),
 ) -> int:
     """Search the settings that train a spec best, by Optuna; bad trials stop early.
 

@@ -31,7 +31,7 @@ from embark.formatting import (
 )
 from embark.report.figures import MAX_RANKS, list_of, phase_means, placement_of, prediction_of, rank_times
 from embark.report.record import GPU, HOST, Record, gpus_of
-from embark.store.run_dir import EVENTS
+from embark.store import EVENTS
 from embark.values import JsonDict, JsonMap
 
 MAX_MARKS = 600

@@ -19,8 +19,9 @@ from embark.report.context import Liveness, status_of
 from embark.report.record import Record
 from embark.report.run_files import Finder, RunFiles, Tail
 from embark.spec import parse_spec
+from embark.store import EVENTS, SPEC, RunDir
 from embark.store.lease import current_holder
-from embark.store.run_dir import EVENTS, SPEC, TUNE, RunDir
+from embark.store.run_dir import TUNE
 from embark.values import JsonDict, JsonMap
 
 LOOK_S = 0.5

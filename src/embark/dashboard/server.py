@@ -107,9 +107,6 @@ class Guard:
         name = host.rsplit(":", 1)[0] if not host.endswith("]") and host.count(":") != 0 else host
         return bool(self.token) or name.strip("[]").lower() in LOCAL_NAMES
 
-    def set_cookie(self) -> str:
-        return f"{self.cookie}={self.token}; Path=/; HttpOnly; SameSite=Lax"
-
 
 @frozen
 class PageServer:
@@ -214,8 +211,8 @@ class _Handler(BaseHTTPRequestHandler):
         given = query.get("token", [""])[0]
         if guard.token and given and guard.matches(given):
             # the token leaves the address, so that it is in no history and on no screenshot
-            return self._send(HTTPStatus.SEE_OTHER, "text/plain", b"", {"Location": "/",
-                                                                        "Set-Cookie": guard.set_cookie()})
+            cookie = f"{guard.cookie}={guard.token}; Path=/; HttpOnly; SameSite=Lax"
+            return self._send(HTTPStatus.SEE_OTHER, "text/plain", b"", {"Location": "/", "Set-Cookie": cookie})
         if not guard.is_authorized(dict(self.headers)):
             return self._refuse(HTTPStatus.UNAUTHORIZED,
                                 "This page needs its token: open the address that embark watch printed.",

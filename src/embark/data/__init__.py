@@ -6,15 +6,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embark.data.loader import Batch, Loader, SampleSource, eval_batches
-from embark.spec.features import with_bucket_tables
-from embark.spec.paths import with_absolute_paths, without_local_input
-from embark.spec.train import with_train_defaults
+from embark.spec import with_absolute_paths, with_bucket_tables, with_train_defaults
+from embark.spec.paths import without_local_input
 from embark.spec.user_code import with_code
 from embark.store.errors import RetryPolicy
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import Allocate
-    from embark.spec.run import RunSpec
+    from embark.spec import RunSpec
 
 __all__ = ["Batch", "Loader", "SampleSource", "eval_batches", "open_source", "open_training_source",
            "resolve_from_data", "resolve_if_readable"]
@@ -61,7 +60,7 @@ def resolve_if_readable(spec: RunSpec) -> tuple[RunSpec, str]:
                  f"the data where it starts ({why})"
 
 
-def open_training_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSource:
+def open_training_source(spec: RunSpec, *, allocate: Allocate | None) -> SampleSource:
     """Open what a run trains on: its stream if it has one, else its data."""
     if spec.stream.is_on:
         from embark.data.stream.source import StreamSource

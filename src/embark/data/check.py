@@ -16,8 +16,7 @@ from embark.data.workers import num_cores
 from embark.features.arrays import Array, Bytes
 from embark.formatting import shortlist
 from embark.spec import resolve
-from embark.store import ObjectStore, open_store
-from embark.store.object_store import for_each_parallel
+from embark.store import ObjectStore, for_each_parallel, open_store
 
 _PIECE_BYTES = 4 << 20
 

@@ -26,10 +26,7 @@ from embark.features.numbers import NumberSample, fit_numbers, numbers_of, with_
 from embark.features.rows import CUT_LISTS, RawRows
 from embark.features.schema import Schema
 from embark.features.values import moment_text
-from embark.spec.data import DataSpec, PrepareSpec
-from embark.spec.features import FeaturesSpec
-from embark.spec.model import ModelSpec, Table
-from embark.spec.tasks import label_columns, list_size_of
+from embark.spec import DataSpec, FeaturesSpec, ModelSpec, PrepareSpec, Table, label_columns, list_size_of
 from embark.values import frozen
 
 _HELD_OUT, _ORDER = range(2)

@@ -11,8 +11,7 @@ from embark.data.prepare.journal import PREPARING
 from embark.data.prepared import MANIFEST, Manifest
 from embark.errors import DataError, UserError
 from embark.formatting import shortlist
-from embark.store import Entry, ObjectStore, open_store
-from embark.store.object_store import LocalStore
+from embark.store import Entry, LocalStore, ObjectStore, open_store
 from embark.store.transfer import COPY_STATE, CopyItem, CopyPlan, Transfer
 from embark.values import JsonDict, frozen
 

@@ -13,9 +13,9 @@ from embark.data.prepared.order import EpochOrder, row_order
 from embark.data.task_labels import bad_labels, check_lists, meaning_of, task_labels
 from embark.errors import DataError, UserError
 from embark.features.arrays import Array, Floats, Int32s, Int64s, Mask
-from embark.spec import DataSpec, ModelSpec, Table
-from embark.spec.tasks import label_columns, list_size_of
-from embark.spec.user_code import file_of, load_user_class, location_of, user_call, user_errors
+from embark.spec import DataSpec, ModelSpec, Table, file_of, label_columns, list_size_of
+from embark.spec.user_code import load_user_class, location_of, user_call, user_errors
+from embark.values import JsonDict
 
 FINGERPRINT_ROWS = 1024  # Samples of each split: all of them would take as long as an epoch.
 
@@ -99,7 +99,7 @@ class CustomSource:
                      weights=np.concatenate(weights) if any(t.weights_column for t in self._tables) else None)
 
     def _weights(
-        self, split: str, positions: Int64s, table: Table, found: dict[str, Any], lengths: Int32s
+        self, split: str, positions: Int64s, table: Table, found: JsonDict, lengths: Int32s
     ) -> Floats:
         """Return the weights of the ids of a table, one behind the other; 1 if the table has none."""
         name, num_ids = table.weights_column, int(lengths.sum())

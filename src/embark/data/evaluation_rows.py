@@ -17,7 +17,7 @@ from embark.data.prepared.manifest import EARLIER, SEQUENCES
 from embark.errors import DataError, UserError
 from embark.features.numbers import Numbers
 from embark.features.schema import TIME_ROWS
-from embark.spec.run import RunSpec
+from embark.spec import RunSpec
 from embark.values import JsonDict, frozen
 
 SplitName = Literal["train", "validation", "test"]
@@ -55,7 +55,7 @@ def open_rows(
     if not data:
         yield _own(spec, fingerprint, split)
         return
-    manifest = _manifest_at(data)
+    manifest = find_manifest(data, LOOK)[0] if "://" in data or Path(data).is_dir() else None
     if manifest is not None:
         note = _check_id_maps(spec, fingerprint, data, manifest, run_uri)
         yield replace(_prepared(spec, data, split, is_custom=False), notes=(note,) if note else ())
@@ -191,10 +191,6 @@ def _of_stream(spec: RunSpec, data: str) -> EvaluationRows:
     notes = (f"skipped {num_bad:,} unreadable rows",) if num_bad else ()
     dense = spec.data.dense_columns or tuple(f"dense_{i}" for i in range(spec.model.num_dense))
     return EvaluationRows(RowsInMemory(batch), spec, data, "", dense=dense, notes=notes)
-
-
-def _manifest_at(path: str) -> Manifest | None:
-    return find_manifest(path, LOOK)[0] if "://" in path or Path(path).is_dir() else None
 
 
 def _check_id_maps(spec: RunSpec, fingerprint: str, path: str, manifest: Manifest, run_uri: str) -> str:

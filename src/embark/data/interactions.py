@@ -28,9 +28,8 @@ from embark.features.encoding import plain_options
 from embark.features.hashing import hash_counters
 from embark.features.rows import RawRows
 from embark.features.schema import Schema, SparseColumn
-from embark.spec import DataSpec, ModelSpec
-from embark.spec.data import PrepareSpec
-from embark.spec.features import GUESSED, FeaturesSpec
+from embark.spec import DataSpec, FeaturesSpec, ModelSpec, PrepareSpec
+from embark.spec.features import GUESSED
 from embark.values import JsonDict, frozen
 
 
@@ -182,7 +181,7 @@ class _LogParser(RowParser):
         return self._cells.keys(cells, SparseColumn(name, "text")).keys if is_text else found.keys, cells, is_text
 
 
-def read_log(data: DataSpec, features: FeaturesSpec = GUESSED) -> Log:
+def read_log(data: DataSpec, features: FeaturesSpec) -> Log:
     """Read text or Parquet files. Times that are numbers are seconds unless `data.prepare.time_unit` is set. Items that
     are words get ids by frequency, as a preparation gives them."""
     how = data.interactions

@@ -11,8 +11,7 @@ from embark.data.loader import Batch, SampleSource
 from embark.errors import DataError
 from embark.features.arrays import Array, Floats, Int32s, Int64s
 from embark.features.hashing import hash_counters, stream_key
-from embark.spec.model import ModelSpec
-from embark.spec.two_tower import is_item_table
+from embark.spec import ModelSpec, is_item_table
 from embark.values import frozen
 
 _ROWS_AT_ONCE = 65_536

@@ -15,9 +15,8 @@ from embark.data import LOOK
 from embark.data.prepared import MANIFEST, Manifest
 from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.features.arrays import Array
-from embark.spec.run import RunSpec
-from embark.store import open_store
-from embark.store.object_store import normalize_path
+from embark.spec import RunSpec
+from embark.store import normalize_path, open_store
 from embark.store.transfer import CopyItem, Transfer
 from embark.values import frozen
 

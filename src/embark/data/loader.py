@@ -13,7 +13,7 @@ import numpy as np
 
 from embark.features.arrays import Array, Bytes, Floats, Int32s, Int64s, ragged_positions
 from embark.model.steps import samples_per_rank, steps_per_epoch
-from embark.spec.model import Table
+from embark.spec import Table
 from embark.values import frozen
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ T = TypeVar("T")
 def num_loader_threads() -> int:
     """Return how many threads of a rank make batches: its share of the cores but one, which the training itself
     needs."""
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    ranks = int(os.getenv("LOCAL_WORLD_SIZE", 1))
     return max(1, min(4, len(os.sched_getaffinity(0)) // ranks - 1))
 
 

@@ -19,10 +19,8 @@ from embark.data.workers import Report, WorkerPool, num_cores
 from embark.errors import UserError
 from embark.features.encoding import weights_features
 from embark.formatting import format_bytes
-from embark.spec.run import RunSpec
-from embark.spec.tasks import Task, label_columns
-from embark.store import write_atomic
-from embark.store.errors import writing
+from embark.spec import RunSpec, Task, label_columns
+from embark.store import write_atomic, writing
 from embark.values import JsonDict, frozen
 
 MIN_ROWS_TO_SHARE = 1_000_000  # Below this, one process is done before another has started.

@@ -11,8 +11,7 @@ from embark.data.loader import Batch
 from embark.errors import DataError
 from embark.features.arrays import Hashes, Int32s, Int64s, Mask, ragged_positions
 from embark.features.hashing import STEP, hash_counters, stream_key, uniform
-from embark.spec.data import DataSpec
-from embark.spec.model import ModelSpec
+from embark.spec import DataSpec, ModelSpec
 from embark.values import frozen
 
 _ORDER, _NEGATIVES, _EVAL_NEGATIVES = range(3)

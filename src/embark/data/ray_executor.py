@@ -15,6 +15,7 @@ from embark import __version__
 from embark.data.workers import Report, Work
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
 from embark.formatting import to_one_line
+from embark.values import JsonDict
 
 if TYPE_CHECKING:
     import ray
@@ -42,7 +43,7 @@ class RayExecutor:
                                  fix="pip install 'embark-rec[ray]', in the version of the cluster") from None
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
-            _connect(os.environ.get("RAY_ADDRESS", "auto"))
+            _connect(os.getenv("RAY_ADDRESS", "auto"))
         self._check_room(ray.nodes())  # type: ignore[no-untyped-call]
         return self
 
@@ -93,7 +94,7 @@ class RayExecutor:
                             fix="start the cluster again, then run the same command again: it goes on with the tasks "
                                 "that are not done") from None
 
-    def _check_room(self, nodes: Sequence[dict[str, Any]]) -> None:
+    def _check_room(self, nodes: Sequence[JsonDict]) -> None:
         """Refuse a cluster none of whose machines could ever do a task; one without cores may grow."""
         machines = [node["Resources"] for node in nodes if node["Alive"] and node["Resources"].get("CPU")]
         most_bytes = max((machine.get("memory", 0.0) for machine in machines), default=0.0)

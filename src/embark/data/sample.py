@@ -12,7 +12,7 @@ from embark.data.prepare.inputs import Inputs
 from embark.data.prepared import MANIFEST, Layout, Manifest, Part, PartWriter, Split
 from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.errors import EmbarkError
-from embark.spec.run import RunSpec
+from embark.spec import RunSpec
 from embark.store import open_store, write_atomic
 from embark.values import JsonDict, frozen
 

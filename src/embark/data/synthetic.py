@@ -11,9 +11,7 @@ import numpy as np
 from embark.data.loader import Batch, check_range
 from embark.features.arrays import Array, Doubles, Floats, Hashes, Int32s, Int64s
 from embark.features.hashing import bell, hash_counters, quarter, stream_key, stream_keys, uniform
-from embark.spec.data import DataSpec
-from embark.spec.model import ModelSpec, Table
-from embark.spec.tasks import Task
+from embark.spec import DataSpec, ModelSpec, Table, Task
 from embark.values import frozen
 
 TRAIN, EVAL, CALIBRATION = range(3)
@@ -64,7 +62,9 @@ class SyntheticSource:
         self._samples_at_a_time = max(1, _VALUES_AT_A_TIME // values_per_sample)
         self.teacher = TeacherModel(tables, model.num_dense, seed=data.seed, signal=data.signal)
         self.tasks = model.tasks
-        own = [TeacherModel(tables, model.num_dense, seed=seed_of(data.seed, task), signal=data.signal)
+        # A task's own hidden model does not depend on which other tasks there are.
+        own = [TeacherModel(tables, model.num_dense, signal=data.signal,
+                            seed=stream_key(data.seed, _TASK, zlib.crc32(task.name.encode())))
                for task in model.tasks]
         samples: list[list[Parts]] = [[] for _ in (self.teacher, *own)]
         for span in self._spans(0, _CALIBRATION_SAMPLES):
@@ -388,11 +388,6 @@ def grouped(tables: Sequence[Table], zipf_exponent: float) -> Iterator[Group]:
         members = [i for i, t in enumerate(tables) if (t.multi_hot, t.pooling) == (multi_hot, pooling)]
         rows = np.array([[tables[i].rows] for i in members], np.int64)
         yield Group(members, multi_hot, Zipf(rows, zipf_exponent))
-
-
-def seed_of(seed: int, task: Task) -> int:
-    """Return the seed of a task's own hidden model; it does not depend on which other tasks there are."""
-    return stream_key(seed, _TASK, zlib.crc32(task.name.encode()))
 
 
 @frozen

@@ -6,7 +6,7 @@ import numpy as np
 
 from embark.errors import DataError
 from embark.features.arrays import Floats, Mask
-from embark.spec.tasks import Task, main_task
+from embark.spec import Task, main_task
 
 
 def task_labels(values: Floats, columns: Sequence[str], tasks: Sequence[Task]) -> Floats:

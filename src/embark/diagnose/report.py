@@ -22,9 +22,8 @@ from embark.launch.run_registry import lookup_run
 from embark.launch.shell import Shell
 from embark.plan.predict import predict
 from embark.plan.prediction import Setup
-from embark.spec import RunSpec, load_spec
-from embark.spec.train import divides
-from embark.store.run_dir import SPEC
+from embark.spec import RunSpec, divides, load_spec
+from embark.store import SPEC
 from embark.values import frozen
 
 MemoryKind = Literal["device", "host"]

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import BinaryIO, Literal, NamedTuple, cast
 
 from embark.errors import UserError
-from embark.store import RunDir, find_run
-from embark.store.run_dir import EVENTS, LOG_FOLDERS, SMALL_FILES, SPEC
+from embark.store import EVENTS, SPEC, RunDir, find_run
+from embark.store.run_dir import LOG_FOLDERS, SMALL_FILES
 from embark.values import frozen
 
 Form = Literal["log", "events", "manifest"]

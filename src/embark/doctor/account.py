@@ -10,13 +10,13 @@ import re
 import shlex
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from embark.catalog import Catalog, load_catalog, machine_of_place
 from embark.catalog.machine import WARNING_DAYS
-from embark.doctor.host import Check, check
+from embark.doctor.host import Check, Checks, check
 from embark.errors import EmbarkError, UserError
 from embark.formatting import format_usd, to_one_line
 from embark.launch.backend import LaunchRequest
@@ -25,8 +25,7 @@ from embark.launch.shell import Shell
 from embark.render.job import Job, Location
 from embark.render.monitoring import CloudQuota, cloud_quotas, needed_units, quota_name, quota_of
 from embark.spec import RunSpec
-from embark.store import open_store
-from embark.store.errors import BRIEF_RETRY
+from embark.store import BRIEF_RETRY, open_store
 from embark.values import JsonDict, frozen, read_table
 
 CLOUDS: JsonDict = read_table(__file__, "account_clouds.toml")
@@ -111,7 +110,7 @@ def need_of(spec: RunSpec) -> Need:
     return Need(job, job.location, catalog)
 
 
-def check_account(need: Need, shell: Shell) -> Iterator[Check]:
+def check_account(need: Need, shell: Shell) -> Checks:
     """Yield each check as soon as it is known. The only change is one small file in the bucket, deleted at once."""
     checks = _ask_all(CloudCli(need, shell), need)
     first = next(checks)
@@ -122,7 +121,7 @@ def check_account(need: Need, shell: Shell) -> Iterator[Check]:
             yield bucket
 
 
-def check_slurm(spec: RunSpec, shell: Shell) -> Iterator[Check]:
+def check_slurm(spec: RunSpec, shell: Shell) -> Checks:
     """Ask Slurm whether it would start the run: the partition, the account, so many nodes with so many GPUs."""
     backend, expected = Slurm(shell, notify=lambda _: None), "a job that sbatch --test-only accepts"
     try:
@@ -133,7 +132,7 @@ def check_slurm(spec: RunSpec, shell: Shell) -> Iterator[Check]:
     yield Check("Slurm", "ok", found, expected)
 
 
-def _ask_all(cli: CloudCli, need: Need) -> Iterator[Check]:
+def _ask_all(cli: CloudCli, need: Need) -> Checks:
     for question in QUESTIONS[need.job.cloud]:
         try:
             yield from question(cli, need)
@@ -220,7 +219,7 @@ class CloudCli:
         return None
 
 
-def _azure_identity(az: CloudCli, need: Need) -> Iterator[Check]:
+def _azure_identity(az: CloudCli, need: Need) -> Checks:
     account = az.ask("account")
     wanted = need.job.spec.place.account
     found = f"{account.get('name')} ({account.get('id')}) as {account.get('user', {}).get('name')}"
@@ -232,7 +231,7 @@ def _azure_identity(az: CloudCli, need: Need) -> Iterator[Check]:
                 f"subscription {wanted}" if wanted else "", f"az account set --subscription {wanted}")
 
 
-def _azure_quotas(az: CloudCli, need: Need) -> Iterator[Check]:
+def _azure_quotas(az: CloudCli, need: Need) -> Checks:
     """Spot counts towards one number for all families; on demand towards the family's and the region's."""
     usage = az.ask("usage")
     # Names have spaces in some families and none in others, and not the same everywhere.
@@ -254,7 +253,7 @@ def _plain(name: str) -> str:
     return name.replace(" ", "").lower()
 
 
-def _azure_offer(az: CloudCli, need: Need) -> Iterator[Check]:
+def _azure_offer(az: CloudCli, need: Need) -> Checks:
     machine = need.location.machine_type
     skus = az.ask("offer")
     rows = [row for row in skus if row.get("name") == machine]
@@ -270,17 +269,17 @@ def _azure_offer(az: CloudCli, need: Need) -> Iterator[Check]:
                     + (f", zones {', '.join(zones)}" if zones else ""))
 
 
-def _azure_cluster(az: CloudCli, need: Need) -> Iterator[Check]:
+def _azure_cluster(az: CloudCli, need: Need) -> Checks:
     yield need.cluster_check("aks", az.ask("cluster"))
 
 
-def _azure_budgets(az: CloudCli, _: Need) -> Iterator[Check]:
+def _azure_budgets(az: CloudCli, _: Need) -> Checks:
     budgets = az.ask("budgets")
     yield budget_check([(str(one.get("name")), float(one.get("amount") or 0),
                          float((one.get("currentSpend") or {}).get("amount") or 0)) for one in budgets])
 
 
-def _gcp_identity(gcloud: CloudCli, need: Need) -> Iterator[Check]:
+def _gcp_identity(gcloud: CloudCli, need: Need) -> Checks:
     accounts = gcloud.ask("account")
     if not accounts:
         raise CheckFailed(Check("account", "wrong", "not logged in to Google Cloud", "a login", "gcloud auth login"))
@@ -296,7 +295,7 @@ def _gcp_identity(gcloud: CloudCli, need: Need) -> Iterator[Check]:
     yield Check("account", "ok", f"project {project} as {account}")
 
 
-def _gcp_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
+def _gcp_quotas(gcloud: CloudCli, need: Need) -> Checks:
     """Yield quotas of Compute Engine in the region, or of Cloud Quotas, which has what `gcloud compute` does not
     show."""
     name, _ = need.quota
@@ -335,7 +334,7 @@ def _cloud_quota_limit(infos: Sequence[JsonDict], quota: CloudQuota, location: s
     return found.get(quota.value, found.get(""))
 
 
-def _gcp_global_quotas(gcloud: CloudCli, need: Need) -> Iterator[Check]:
+def _gcp_global_quotas(gcloud: CloudCli, need: Need) -> Checks:
     info = gcloud.ask("all_regions")
     rows = {row["metric"]: row for row in info.get("quotas", [])}
     for name in quota.also if (quota := quota_of(need.job)) else ():
@@ -350,7 +349,7 @@ def _gcp_quota(row: JsonDict, need: Need, where: str, project: str) -> Check:
                             f"{used + need.num_units:g} of {row['metric']} {where}; it may take days")
 
 
-def _gcp_offer(gcloud: CloudCli, need: Need) -> Iterator[Check]:
+def _gcp_offer(gcloud: CloudCli, need: Need) -> Checks:
     if not need.job.machine.machine_type:  # The first TPUs are no machines of Compute Engine.
         name, zone = need.job.machine.name, need.location.zone
         rows = gcloud.ask("first_tpus")
@@ -359,7 +358,7 @@ def _gcp_offer(gcloud: CloudCli, need: Need) -> Iterator[Check]:
     yield need.offer_check(sorted(str(row.get("zone", "")).rsplit("/", 1)[-1] for row in gcloud.ask("offer")))
 
 
-def _gcp_billing(gcloud: CloudCli, _: Need) -> Iterator[Check]:
+def _gcp_billing(gcloud: CloudCli, _: Need) -> Checks:
     billing = gcloud.ask("billing")
     if not billing.get("billingEnabled"):
         yield Check("billing", "wrong", f"project {gcloud.account} has no billing account", "one that pays",
@@ -370,7 +369,7 @@ def _gcp_billing(gcloud: CloudCli, _: Need) -> Iterator[Check]:
     yield budget_check([(str(budget.get("displayName", "")), 0.0, 0.0) for budget in budgets])
 
 
-def _aws_identity(aws: CloudCli, need: Need) -> Iterator[Check]:
+def _aws_identity(aws: CloudCli, need: Need) -> Checks:
     aws.flags += ["--region", need.region]
     identity = aws.ask("account")
     aws.account = str(identity["Account"])
@@ -379,11 +378,11 @@ def _aws_identity(aws: CloudCli, need: Need) -> Iterator[Check]:
                 f"account {wanted}" if wanted else "", "AWS_PROFILE chooses another; or correct place.account")
 
 
-def _aws_offer(aws: CloudCli, need: Need) -> Iterator[Check]:
+def _aws_offer(aws: CloudCli, need: Need) -> Checks:
     yield need.offer_check(sorted({row["Location"] for row in aws.ask("offer")["InstanceTypeOfferings"]}))
 
 
-def _aws_quotas(aws: CloudCli, need: Need) -> Iterator[Check]:
+def _aws_quotas(aws: CloudCli, need: Need) -> Checks:
     name, code = need.quota
     if not code:
         yield Check("quota", "warning", f"the quota for {need.job.machine.name} {need.market} is not known",
@@ -424,11 +423,11 @@ def counts_to(instance_type: str, families: tuple[str, ...]) -> bool:
                for one in families)
 
 
-def _aws_cluster(aws: CloudCli, need: Need) -> Iterator[Check]:
+def _aws_cluster(aws: CloudCli, need: Need) -> Checks:
     yield need.cluster_check("eks", aws.ask("cluster"))
 
 
-def _aws_spot_price(aws: CloudCli, need: Need) -> Iterator[Check]:
+def _aws_spot_price(aws: CloudCli, need: Need) -> Checks:
     if not need.job.is_spot:
         return
     machine = need.location.machine_type
@@ -446,14 +445,14 @@ def _aws_spot_price(aws: CloudCli, need: Need) -> Iterator[Check]:
                 "embark catalog refresh FILE imports today's price; plans and costs use the catalog's", bad="warning")
 
 
-def _aws_budgets(aws: CloudCli, _: Need) -> Iterator[Check]:
+def _aws_budgets(aws: CloudCli, _: Need) -> Checks:
     answer = aws.ask("budgets")
     yield budget_check([(one["BudgetName"], float(one.get("BudgetLimit", {}).get("Amount", 0)),
                          float(one.get("CalculatedSpend", {}).get("ActualSpend", {}).get("Amount", 0)))
                         for one in answer.get("Budgets", ())], currency="$")
 
 
-Question = Callable[[CloudCli, Need], Iterator[Check]]
+Question = Callable[[CloudCli, Need], Checks]
 QUESTIONS: dict[str, tuple[Question, ...]] = {
     "aws": (_aws_identity, _aws_offer, _aws_quotas, _aws_cluster, _aws_spot_price, _aws_budgets),
     "azure": (_azure_identity, _azure_quotas, _azure_offer, _azure_cluster, _azure_budgets),

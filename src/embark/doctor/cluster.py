@@ -1,10 +1,9 @@
 """Checks a cluster that exists against the contract of a run's manifests. Only reads, through kubectl."""
 
 import os
-from collections.abc import Iterator
 
 from embark.catalog import load_catalog
-from embark.doctor.host import Check, Verdict
+from embark.doctor.host import Check, Checks, Verdict
 from embark.kubernetes.contract import Contract
 from embark.kubernetes.objects import Objects
 from embark.launch.backends.kubernetes.kubectl import Cluster, Kubectl
@@ -36,9 +35,9 @@ def contract_of(spec: RunSpec) -> Contract:
                     (VOLCANO,) if is_torchx else ())
 
 
-def check_cluster(spec: RunSpec, shell: Shell) -> Iterator[Check]:
+def check_cluster(spec: RunSpec, shell: Shell) -> Checks:
     """Yield each item of the contract as soon as it is known."""
     contract = contract_of(spec)
-    cluster = Cluster(kubeconfig=os.environ.get("KUBECONFIG", ""), cloud=contract.cloud, namespace=contract.namespace)
+    cluster = Cluster(kubeconfig=os.getenv("KUBECONFIG", ""), cloud=contract.cloud, namespace=contract.namespace)
     for one in contract.check(Kubectl(shell, cluster, notify=lambda _: None, retry=NO_RETRY)):
         yield Check(one.name.replace("_", " "), VERDICTS[one.state], one.found, one.expected, one.fix)

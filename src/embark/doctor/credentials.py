@@ -1,17 +1,15 @@
 """Finds the clouds that this machine has credentials for, and their sources, by name only: never a secret."""
 
 import stat
-from collections.abc import Iterator
-from typing import Any
 
-from embark.doctor.host import Check, Host
-from embark.values import read_table
+from embark.doctor.host import Check, Checks, Host
+from embark.values import JsonDict, read_table
 
-Source = dict[str, Any]
+Source = JsonDict
 SOURCES: list[Source] = read_table(__file__, "credentials.toml")["source"]
 
 
-def check_credentials(host: Host) -> Iterator[Check]:
+def check_credentials(host: Host) -> Checks:
     found = [source for source in SOURCES if _is_there(host, source)]
     mistakes = [mistake for source in SOURCES if (mistake := _mistake(host, source))]
     names = [f"{source['cloud']}: {source['name']}" for source in found]

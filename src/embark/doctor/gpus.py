@@ -3,9 +3,9 @@
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
-from embark.doctor.host import Check, Host, check
+from embark.doctor.host import Check, Checks, Host, check
 from embark.values import frozen
 
 _FIELDS = ("name", "memory.total", "driver_version", "compute_cap", "ecc.errors.uncorrected.volatile.total")
@@ -37,7 +37,7 @@ def list_gpus(host: Host) -> list[Gpu]:
     return []
 
 
-def check_gpus(host: Host, found: list[Gpu], packages: Mapping[str, str | None]) -> Iterator[Check]:
+def check_gpus(host: Host, found: list[Gpu], packages: Mapping[str, str | None]) -> Checks:
     """Check, without torch, what the driver sees, whether the builds match it, and the links."""
     yield _builds(host, found, packages)
     if not found:
@@ -49,7 +49,7 @@ def check_gpus(host: Host, found: list[Gpu], packages: Mapping[str, str | None])
         yield links(host, found)
 
 
-def check_driver(host: Host, built_for: str | None, arches: list[str], found: list[Gpu]) -> Iterator[Check]:
+def check_driver(host: Host, built_for: str | None, arches: list[str], found: list[Gpu]) -> Checks:
     """Check the driver and the GPUs against what torch was built for."""
     if not found or built_for is None:
         return

@@ -3,7 +3,7 @@
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import field
 from pathlib import Path
 from typing import Literal
@@ -61,6 +61,9 @@ class Check:
     found: str
     expected: str = ""
     fix: str = ""  # A command, or a sentence; empty if all is well.
+
+
+Checks = Iterator[Check]
 
 
 def check(name: str, is_ok: bool, found: str, expected: str, fix: str, *, bad: Verdict = "wrong") -> Check:

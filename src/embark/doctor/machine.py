@@ -8,14 +8,13 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 from embark.catalog import load_catalog
 from embark.catalog.machine import WARNING_DAYS, Catalog
 from embark.doctor.credentials import check_credentials
 from embark.doctor.gpus import check_driver, check_gpus, list_gpus, version_of
-from embark.doctor.host import GIB, Check, Host, Verdict, check, size_text
+from embark.doctor.host import GIB, Check, Checks, Host, Verdict, check, size_text
 from embark.doctor.network import Facts, Probe, check_network, check_ranks
 from embark.errors import EmbarkError
 from embark.model.engine_selection import cpu_has_matrix_bf16
@@ -31,7 +30,7 @@ FRESH_DAYS = 120  # Clouds change on-demand prices a few times a year; spot pric
 _CONTAINERS = (("/.dockerenv", "docker"), ("/run/.containerenv", "podman"))
 
 
-def check_machine(host: Host) -> Iterator[Check]:
+def check_machine(host: Host) -> Checks:
     yield python()
     yield system()
     yield container(host)
@@ -200,7 +199,7 @@ _PIECE_BYTES = 4 << 20
 SLOW_BYTES_PER_S = 100e6  # A 10 GB checkpoint then takes minutes, longer than the notice of a spot machine.
 
 
-def check_disk(host: Host) -> Iterator[Check]:
+def check_disk(host: Host) -> Checks:
     where = _nearest(host.run_dir)
     yield _free_space(where)
     try:
@@ -259,7 +258,7 @@ def plan_this_machine(spec: RunSpec, num_samples: int | None = None) -> LocalPla
     return plan_here(spec, this_machine(), num_samples)
 
 
-def check_host(host: Host | None = None, today: datetime.date | None = None) -> Iterator[Check]:
+def check_host(host: Host | None = None, today: datetime.date | None = None) -> Checks:
     """Yield all checks of a machine, in the order to fix them, each as soon as it is known."""
     host = host or Host()
     packages = stack.installed()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from embark.doctor.host import Check, Host, check
+from embark.doctor.host import Check, Checks, Host, check
 from embark.values import JsonDict, frozen
 
 _AMAZON = "0x1d0f"
@@ -31,7 +31,7 @@ class Port:
     is_up: bool
 
 
-def check_network(host: Host) -> Iterator[Check]:
+def check_network(host: Host) -> Checks:
     ports = devices(host)
     yield _fabric(host, ports)
     if any(port.kind == "EFA" for port in ports):
@@ -153,7 +153,7 @@ class Probe:
         self._folder.cleanup()
 
 
-def check_ranks(facts: Facts, num_gpus: int) -> Iterator[Check]:
+def check_ranks(facts: Facts, num_gpus: int) -> Checks:
     """Check torch, NCCL and an all-reduce. `num_gpus` is what the driver sees."""
     if facts.trouble and not facts.reduce:
         yield Check("torch runs", "wrong", facts.trouble, "import torch works",

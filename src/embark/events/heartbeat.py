@@ -9,6 +9,6 @@ HEARTBEAT = "EMBARK_HEARTBEAT"
 
 def beat() -> None:
     """Touch the file that `EMBARK_HEARTBEAT` names, where it is set."""
-    if path := os.environ.get(HEARTBEAT):
+    if path := os.getenv(HEARTBEAT):
         with suppress(OSError):
             Path(path).touch()

@@ -16,7 +16,8 @@ from embark.events.drift import LOGITS
 from embark.events.events import Event
 from embark.events.traffic import TRAFFIC_KINDS, TrafficRecord, findings
 from embark.formatting import format_count, format_float, to_finite, to_one_line
-from embark.spec.user_code import file_of, is_custom
+from embark.spec import file_of
+from embark.spec.user_code import is_custom
 from embark.values import JsonMap, frozen
 
 RULES = Path(__file__).with_name("quality.toml")

@@ -123,7 +123,7 @@ def _open_gpus() -> list[tuple[int, Any]]:
         import pynvml
     except ImportError:
         return []
-    visible = [word.strip() for word in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
+    visible = [word.strip() for word in os.getenv("CUDA_VISIBLE_DEVICES", "").split(",") if word.strip()]
     found = []
     try:
         pynvml.nvmlInit()

@@ -10,21 +10,19 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.errors import DataError
-from embark.export.safetensors_file import Array, TensorSource, file_of, in_memory
+from embark.export.safetensors_file import TensorSource, file_of, in_memory
+from embark.features.arrays import Array, UInt32s
 from embark.store import Checkpoint, FileChecksum
 
 DELTA = "delta.safetensors"
 PARENT, PARENT_IDENTITY, TENSOR_FILES = "parent", "parent_identity", "tensor_files"
 PARENT_WEIGHTS, PARENT_ID_MAPS = "parent_weights_sha256", "parent_id_maps_sha256"
 """Keys of a delta's commit record: the number and the identity of the version that it changes, the size and checksum
-that each file of tensors has in a full export, and the checksums of that version's weights and id maps. Earlier Embark
-wrote neither the identity nor the checksum of the id maps."""
+that each file of tensors has in a full export, and the checksums of that version's weights and id maps."""
 ROWS, VALUES = "#rows", "#values"
 
 
@@ -48,7 +46,7 @@ class DeltaSize:
     num_bytes: int = 0
     num_rows: int = 0
 
-    def add(self, rows: NDArray[np.uint32], values: Array) -> None:
+    def add(self, rows: UInt32s, values: Array) -> None:
         self.num_rows += len(rows)
         self.num_bytes += rows.nbytes + values.nbytes
         if self.num_bytes > self.max_bytes:
@@ -62,7 +60,7 @@ class _Compared:
     tensor: TensorSource
     before: Array | None  # The earlier tensor; None if there is none of the same type and shape.
     size: DeltaSize
-    rows: list[NDArray[np.uint32]] = field(default_factory=list)
+    rows: list[UInt32s] = field(default_factory=list)
     values: list[Array] = field(default_factory=list)
 
     def source(self) -> TensorSource:
@@ -148,7 +146,7 @@ def _is_alike(before: Array, now: Array | TensorSource) -> bool:
     return before.dtype == now.dtype and before.shape == now.shape
 
 
-def _bytes(values: Array) -> NDArray[Any]:
+def _bytes(values: Array) -> Array:
     """View values as [rows, bytes of a row]: comparing numbers would not tell -0.0 from 0.0, and no NaN equals
     itself."""
     return np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)

@@ -3,10 +3,8 @@
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from importlib.util import find_spec
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark import __version__
 from embark.data.dynamic_ids import FREE, MAP, table_key, unmixed
@@ -28,21 +26,20 @@ from embark.export.quantize import TABLE_DTYPES, TableDtype, quantize_rows, row_
 from embark.export.reference import make_reference
 from embark.export.safetensors_file import TensorSource, in_memory
 from embark.export.write_version import VersionContents, write_version
+from embark.features.arrays import Array, Int32s
 from embark.features.encoding import PLAIN_FEATURES, IdMap, RowEncoder, by_rising_key, plain_row_format
 from embark.features.numbers import NumberCode, Numbers
 from embark.features.rows import Keys
 from embark.features.schema import Schema
 from embark.formatting import to_finite
-from embark.spec import RunSpec, user_code
-from embark.spec.features import FeaturesSpec
-from embark.spec.model import StoredTable
+from embark.spec import FeaturesSpec, RunSpec, StoredTable, user_code
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import TrainedRun, find_trained
 from embark.values import frozen
 
 READ_BYTES = 32 << 20
 _MODEL = "model."
-Maps = dict[str, tuple[Keys, NDArray[np.int32]]]  # The id and the row of each slot, by dynamic table.
+Maps = dict[str, tuple[Keys, Int32s]]  # The id and the row of each slot, by dynamic table.
 
 
 @frozen
@@ -147,7 +144,7 @@ def _weights(arrays: CheckpointArrays, tables: Sequence[StoredTable], dtype: Tab
         num_rows, dim = arrays.entry(name, (table.rows, table.dim)).size
         element, num = row_format(dtype, dim)
 
-        def pieces(name: str = name, num_rows: int = num_rows, dim: int = dim) -> Iterator[NDArray[Any]]:
+        def pieces(name: str = name, num_rows: int = num_rows, dim: int = dim) -> Iterator[Array]:
             at_once = max(1, READ_BYTES // (4 * dim))
             for start in range(0, num_rows, at_once):
                 rows = arrays.rows(name, start, min(start + at_once, num_rows)).astype(np.float32, copy=False)

@@ -4,14 +4,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data.kept_maps import find_id_maps
 from embark.errors import DataError
+from embark.features.arrays import Array, Mask
 from embark.store.checkpoint_inspect import TrainedRun
 from embark.values import frozen
 
-Array = NDArray[Any]
 NUMBERS, TEXT, OFFSETS = "value_numbers", "value_text", "value_offsets"
 
 
@@ -21,11 +20,11 @@ class Values:
 
     by_id: Any  # An Arrow array with nulls, or None.
 
-    def is_known(self, ids: Array) -> NDArray[np.bool_]:
+    def is_known(self, ids: Array) -> Mask:
         """Tell which ids stand for an item: ids of rare and missing values do not."""
         if self.by_id is None:
             return np.ones(len(ids), np.bool_)
-        known: NDArray[np.bool_] = np.zeros(len(ids), np.bool_)
+        known: Mask = np.zeros(len(ids), np.bool_)
         inside = ids < len(self.by_id)
         known[inside] = np.asarray(self.by_id.is_valid())[ids[inside]]
         return known

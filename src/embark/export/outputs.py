@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embark.spec.model import ModelSpec
+from embark.features.arrays import Floats
+from embark.spec import ModelSpec
 from embark.values import JsonDict, frozen
 
 SCORE = "score"
@@ -27,11 +27,11 @@ class Output:
         """The shape by the Open Inference Protocol, with -1 for the rows."""
         return [-1, self.num] if self.is_list else [-1]
 
-    def of(self, rows: NDArray[np.float32]) -> NDArray[np.float32]:
+    def of(self, rows: Floats) -> Floats:
         """Return the numbers of this output, [n] or [n, classes], from the scores of rows."""
         if rows.ndim == 1:
             return rows
-        found: NDArray[np.float32] = rows[:, self.start : self.start + self.num] if self.is_list else \
+        found: Floats = rows[:, self.start : self.start + self.num] if self.is_list else \
             rows[:, self.start]
         return found
 
@@ -47,8 +47,8 @@ def outputs_of(model: ModelSpec) -> tuple[Output, ...]:
 
 
 def tensors_of(
-    outputs: Sequence[Output], scores: NDArray[np.float32],
-) -> Iterator[tuple[JsonDict, NDArray[np.float32]]]:
+    outputs: Sequence[Output], scores: Floats,
+) -> Iterator[tuple[JsonDict, Floats]]:
     """Yield the name, type and shape of each output with its numbers, for rows that all have scores."""
     for output in outputs:
         values = output.of(scores)

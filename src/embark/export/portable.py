@@ -1,13 +1,13 @@
 """The tensors of a model that runs without Embark: their names, types and shapes, and their values for encoded rows."""
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.export.artifact import ArtifactInfo
 from embark.export.outputs import outputs_of
+from embark.features.arrays import Array
 from embark.features.layout import Rows
 from embark.values import frozen
 
@@ -37,9 +37,9 @@ def inputs_of(info: ArtifactInfo) -> list[TensorInfo]:
     return found
 
 
-def input_arrays(info: ArtifactInfo, rows: Rows) -> dict[str, NDArray[Any]]:
+def input_arrays(info: ArtifactInfo, rows: Rows) -> dict[str, Array]:
     """Return the inputs for encoded rows, by name."""
-    found: dict[str, NDArray[Any]] = {DENSE_INPUT: rows.dense.astype(np.float32)}
+    found: dict[str, Array] = {DENSE_INPUT: rows.dense.astype(np.float32)}
     for feature, ids, lengths in zip(info.rows.layout.features, rows.ids, rows.lengths, strict=True):
         found[f"{feature.name}.ids"] = ids.reshape(-1).astype(np.int64)
         lengths = np.full(len(rows), feature.multi_hot) if lengths is None else lengths

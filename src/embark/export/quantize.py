@@ -7,9 +7,9 @@ float32; `int4` has two values a byte, the first in the low bits, then scale and
 from typing import Any, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.errors import DataError
+from embark.features.arrays import Array, Bytes, Floats
 
 TableDtype = Literal["fp32", "fp16", "int8", "int4"]
 TABLE_DTYPES: tuple[TableDtype, ...] = get_args(TableDtype)
@@ -25,7 +25,7 @@ def row_format(dtype: TableDtype, dim: int) -> tuple[np.dtype[Any], int]:
     return np.dtype("<f4" if dtype == "fp32" else "<f2"), dim
 
 
-def quantize_rows(rows: NDArray[np.float32], dtype: TableDtype) -> NDArray[Any]:
+def quantize_rows(rows: Floats, dtype: TableDtype) -> Array:
     """Return rows of shape [n, D] in their stored form."""
     if not np.isfinite(rows).all():
         raise DataError("has values that are not finite", fix="export another checkpoint with --step")
@@ -50,10 +50,10 @@ def quantize_rows(rows: NDArray[np.float32], dtype: TableDtype) -> NDArray[Any]:
     return np.hstack([packed, *(_bytes(part) for part in (scale, low.astype(np.float16)))])
 
 
-def _levels(rows: NDArray[Any], low: NDArray[Any], scale: NDArray[Any], levels: int) -> NDArray[np.uint8]:
-    nearest: NDArray[np.uint8] = np.clip(np.rint((rows - low) / scale), 0, levels).astype(np.uint8)
+def _levels(rows: Array, low: Array, scale: Array, levels: int) -> Bytes:
+    nearest: Bytes = np.clip(np.rint((rows - low) / scale), 0, levels).astype(np.uint8)
     return nearest
 
 
-def _bytes(column: NDArray[Any]) -> NDArray[np.uint8]:
+def _bytes(column: Array) -> Bytes:
     return np.ascontiguousarray(column).view(np.uint8).reshape(len(column), -1)

@@ -6,7 +6,6 @@ from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
 from embark.data import open_source
@@ -14,11 +13,11 @@ from embark.data.loader import Batch, SampleSource, weights_by_feature
 from embark.data.prepared import Rows
 from embark.errors import EmbarkError
 from embark.events.drift import NUM_SCORE_BINS
+from embark.features.arrays import Array, Int64s
 from embark.features.encoding import RowEncoder
 from embark.features.numbers import Numbers
 from embark.formatting import pluralize
-from embark.spec.model import Table
-from embark.spec.run import RunSpec
+from embark.spec import RunSpec, Table
 
 REFERENCE = "reference.json"
 MAX_ROWS = 65_536  # Size of the sample.
@@ -46,7 +45,7 @@ class ColumnBins(_Section):
     labels: tuple[str, ...]
     counts: tuple[Count, ...]  # Reference rows in each bin.
 
-    def count(self, values: NDArray[Any]) -> NDArray[np.int64]:
+    def count(self, values: Array) -> Int64s:
         """Count the values in each bin."""
         bins = np.searchsorted(self.edges, values, side="left")
         if self.kind == "ids":
@@ -69,14 +68,14 @@ class Reference(_Section):
     why_none: str = ""  # Why there are no columns.
     scores: tuple[Count, ...] = ()  # Scores of the run's last evaluation by bin; empty if unknown.
 
-    def count(self, rows: Rows, encoder: RowEncoder, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+    def count(self, rows: Rows, encoder: RowEncoder, rng: np.random.Generator) -> list[Int64s]:
         """Count rows of requests by column and bin."""
         found = {(kind, name): values for kind, name, values in _values(rows, encoder, rng)}
         return [column.count(found.get((column.kind, column.name), np.empty(0))) for column in self.columns]
 
 
 def make_reference(
-    spec: RunSpec, encoder: RowEncoder, evaluated: Any, source: SampleSource | None = None
+    spec: RunSpec, encoder: RowEncoder, evaluated: Any, source: SampleSource | None
 ) -> Reference:
     """Compute the statistics of the held-out rows of `source` (by default the run's), or of training rows if few are
     held out. `evaluated` is the run's last evaluation."""
@@ -103,7 +102,7 @@ def _of_source(source: SampleSource, spec: RunSpec, encoder: RowEncoder) -> Refe
                for start, stop in _pieces(num)]
     rng, tables = np.random.default_rng(0), spec.model.table_list()
     label = np.concatenate([batch.label for batch in batches])
-    columns: dict[tuple[Kind, str], list[NDArray[Any]]] = {}
+    columns: dict[tuple[Kind, str], list[Array]] = {}
     for batch in batches:
         for kind, name, values in _values(encoded_rows(batch, tables, encoder), encoder, rng):
             columns.setdefault((kind, name), []).append(values)
@@ -139,7 +138,7 @@ def encoded_rows(batch: Batch, tables: Sequence[Table], encoder: RowEncoder) -> 
 
 def _values(
     rows: Rows, encoder: RowEncoder, rng: np.random.Generator
-) -> Iterator[tuple[Kind, str, NDArray[Any]]]:
+) -> Iterator[tuple[Kind, str, Array]]:
     """Yield one value of each row for each column. A list gives its length and one of its ids, since the ids of one row
     are not independent."""
     for name, dense, _ in encoder.numbers.by_column(encoder.layout.dense, rows.dense):
@@ -159,13 +158,13 @@ def _values(
         yield "ids", feature.name, flat[chosen]
 
 
-def _counted(values: NDArray[Any], labels: Sequence[str], **fields: Any) -> ColumnBins:
+def _counted(values: Array, labels: Sequence[str], **fields: Any) -> ColumnBins:
     """Return bins with the number of values in each."""
     bins = ColumnBins(labels=tuple(labels), counts=(0,) * len(labels), **fields)
     return bins.model_copy(update={"counts": tuple(bins.count(values).tolist())})
 
 
-def _quantiles(values: NDArray[Any], num_bins: int) -> NDArray[Any]:
+def _quantiles(values: Array, num_bins: int) -> Array:
     """Return the edges between bins that hold about as many values each."""
     if not len(values):
         return np.empty(0)
@@ -179,7 +178,7 @@ def _range_labels(edges: Sequence[str]) -> list[str]:
     return [f"up to {edges[0]}", *(f"{low} to {high}" for low, high in pairwise(edges)), f"above {edges[-1]}"]
 
 
-def _dense_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnBins:
+def _dense_bins(name: str, values: Array, encoder: RowEncoder) -> ColumnBins:
     code = encoder.numbers.code_of(name)
     missing = Numbers((code,)).encode(np.full((1, 1), np.nan, np.float32))
     if encoder.layout.dense_bits != 32:
@@ -192,7 +191,7 @@ def _dense_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnB
                     zero=float(zero[0]))
 
 
-def _id_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnBins:
+def _id_bins(name: str, values: Array, encoder: RowEncoder) -> ColumnBins:
     ids, nums = np.unique(values[values != 0], return_counts=True)
     num_top = len(ids) if len(ids) <= _ALL_TOP else _NUM_TOP
     top = np.sort(ids[np.argsort(-nums, kind="stable")[:num_top]])
@@ -208,7 +207,7 @@ def _id_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnBins
     return _counted(values, labels, name=name, kind="ids", edges=tuple(edges.tolist()), top=tuple(top.tolist()))
 
 
-def _length_bins(name: str, values: NDArray[Any], encoder: RowEncoder) -> ColumnBins:
+def _length_bins(name: str, values: Array, encoder: RowEncoder) -> ColumnBins:
     most = next(feature.multi_hot for feature in encoder.layout.features if feature.name == name)
     edges = [edge for edge in _LENGTHS if edge < most]
     labels = ["no ids", *(pluralize(high, "id") if low + 1 == high else f"{low + 1} to {high} ids"

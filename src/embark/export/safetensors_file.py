@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.errors import DataError
+from embark.features.arrays import Array
 from embark.values import JsonDict, JsonMap, frozen
 
-Array = NDArray[Any]
 _DTYPES = {"F64": "<f8", "F32": "<f4", "F16": "<f2", "BOOL": "|b1", "I8": "|i1", "U8": "|u1", "I16": "<i2",
            "U16": "<u2", "I32": "<i4", "U32": "<u4", "I64": "<i8", "U64": "<u8"}
 _NAMES = {np.dtype(text): name for name, text in _DTYPES.items()}

@@ -23,8 +23,7 @@ from embark.export.artifact import (
 from embark.export.delta import DELTA, PARENT, TENSOR_FILES, DeltaSize, TooManyChanges, delta_of, identity_of
 from embark.export.reference import REFERENCE, Reference
 from embark.export.safetensors_file import TensorSource, file_of
-from embark.store import Checkpoint, CheckpointStore, ChecksumWriter, checkpoint_name
-from embark.store.errors import NotFound
+from embark.store import Checkpoint, CheckpointStore, ChecksumWriter, NotFound, checkpoint_name
 from embark.values import JsonMap, frozen
 
 CHECKPOINT, CHECKPOINT_TIME = "checkpoint", "checkpoint_time_s"

@@ -10,9 +10,17 @@ Mask = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 Int32s = NDArray[np.int32]
 Int64s = NDArray[np.int64]
+UInt32s = NDArray[np.uint32]
 Hashes = NDArray[np.uint64]
 Floats = NDArray[np.float32]
 Doubles = NDArray[np.float64]
+
+
+def is_first(*columns: Array) -> Mask:
+    """Mark the rows of sorted columns that are not equal to the row before."""
+    marks = np.ones(len(columns[0]), np.bool_)
+    marks[1:] = np.logical_or.reduce([column[1:] != column[:-1] for column in columns])
+    return marks
 
 
 def ragged_positions(starts: NDArray[Any], lengths: NDArray[Any]) -> NDArray[np.int64]:

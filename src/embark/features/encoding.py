@@ -16,10 +16,8 @@ from embark.features.numbers import Numbers, numbers_of, with_bounds
 from embark.features.rows import Keys, NumberRows, RawRows
 from embark.features.schema import FIXED_ROWS, LabelColumn, Schema, SparseColumn
 from embark.features.statistics import ValueStatistics, with_statistics
-from embark.spec.data import DataSpec, PrepareSpec
-from embark.spec.features import FeaturesSpec, bucket_table_name
-from embark.spec.model import CANDIDATE, ModelSpec, Table
-from embark.spec.tasks import Task
+from embark.spec import CANDIDATE, DataSpec, FeaturesSpec, ModelSpec, PrepareSpec, Table, Task
+from embark.spec.features import bucket_table_name
 from embark.values import frozen
 
 IdMethod = Literal["hash", "frequency"]
@@ -268,7 +266,7 @@ def plain_row_format(
 
 
 def plain_schema(tables: Sequence[Table], dense: tuple[str, ...], data: DataSpec, tasks: tuple[Task, ...], *,
-                 has_words: bool = True, features: FeaturesSpec = PLAIN_FEATURES) -> Schema:
+                 has_words: bool = True, features: FeaturesSpec) -> Schema:
     """Describe rows that hold the ids of `tables`. `has_words`: see `plain_row_format`."""
     buckets = {bucket_table_name(name): name for name in dense if features.has_buckets(name)}
     sparse = tuple(SparseColumn(table.name, "bucket", rows=table.rows, parts=(buckets[table.name],))

@@ -47,11 +47,6 @@ class Feature:
         """The narrowest type that holds every id."""
         return np.dtype("<f4") if self.weights_of else _narrowest(self.rows - 1)
 
-    @property
-    def length_dtype(self) -> np.dtype[Any]:
-        """The type of the lengths of a ragged feature."""
-        return _narrowest(self.multi_hot)
-
 
 @frozen
 class Group:
@@ -139,10 +134,6 @@ class Layout:
         """Whether every block of the same number of rows lies the same way."""
         return not self.ragged
 
-    @property
-    def dense_dtype(self) -> np.dtype[Any]:
-        return np.dtype("<f2" if self.dense_bits == 16 else "<f4")
-
     def map(self, num_rows: int, counts: Sequence[int] = ()) -> Map:
         """Return where everything is in a block of `num_rows` whose ragged features have `counts` ids."""
         end = 0
@@ -158,10 +149,10 @@ class Layout:
             counts=field("<i8", len(self.ragged)),
             label=field("u1", num_rows),
             labels=field("<f4", num_rows, len(self.labels)),
-            dense=field(self.dense_dtype, num_rows, len(self.dense)),
+            dense=field("<f2" if self.dense_bits == 16 else "<f4", num_rows, len(self.dense)),
             groups=tuple(field(g.dtype, len(g.members), num_rows, g.multi_hot) for g in self.groups),
             ragged=tuple(
-                (field(self.features[i].length_dtype, num_rows), field(self.features[i].id_dtype, count))
+                (field(_narrowest(self.features[i].multi_hot), num_rows), field(self.features[i].id_dtype, count))
                 for i, count in zip(self.ragged, counts, strict=True)
             ),
             size_bytes=end,

@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
 from embark.errors import DataError, UserError
-from embark.features.arrays import Floats, Int64s
+from embark.features.arrays import Array, Doubles, Floats, Hashes, Int64s
 from embark.features.hashing import hash_counters, stream_key
 from embark.features.schema import Schema
-from embark.spec.features import FeaturesSpec, NumberTransform
-from embark.store.atomic_file import commit
+from embark.spec import FeaturesSpec
+from embark.spec.features import NumberTransform
+from embark.store import commit
+from embark.values import frozen
 
 MAX_SAMPLE_VALUES = 1 << 22
 MAX_SAMPLE_ROWS = 1 << 16
@@ -40,7 +41,7 @@ _DIGEST_BYTES = sha256().digest_size
 _LARGEST = float(np.finfo(np.float32).max)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NumberCode:
     """How one column becomes dense values."""
 
@@ -79,9 +80,9 @@ class NumberCode:
             flag += f", and a table of {len(self.bucket_bounds) + 1} quantile buckets"
         return " of ".join(parts) + flag + (f" ({self.why})" if self.why else "")
 
-    def decoded(self, values: NDArray[Any], name: str) -> NDArray[np.float64]:
+    def decoded(self, values: Array, name: str) -> Doubles:
         """Return the cells that encode as these dense values of `name`, where those say it."""
-        wide: NDArray[np.float64] = values.astype(np.float64)
+        wide: Doubles = values.astype(np.float64)
         if name != self.column:
             return wide
         if self.transform == "mlperf":
@@ -121,8 +122,8 @@ class Numbers:
         return {name: code for code in self.codes for name in (code.column, *code.names)}
 
     def by_column(
-        self, names: Sequence[str], dense: NDArray[Any]
-    ) -> Iterator[tuple[str, NDArray[Any], NDArray[Any] | None]]:
+        self, names: Sequence[str], dense: Array
+    ) -> Iterator[tuple[str, Array, Array | None]]:
         """Yield the values of each column that dense values with these names are made of, and where it is missing if
         it has a flag. A column that is split into bins has the values of its cells."""
         positions: dict[str, list[int]] = {}
@@ -257,11 +258,11 @@ def _transform_plain(dense: Floats, method: str) -> None:
         np.copysign(size, dense, out=dense)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NumberSample:
     """Cells of training rows: those whose draws are the lowest, and how many of all rows have no value."""
 
-    draws: NDArray[np.uint64]  # [n], rising.
+    draws: Hashes  # [n], rising.
     dense: Floats  # [n, columns]
     num_missing: Int64s  # [columns]: of all training rows.
     num_rows: int
@@ -368,7 +369,7 @@ def fit_numbers(
     return found
 
 
-def _fit(features: FeaturesSpec, name: str, cells: NDArray[np.float64], *, has_missing: bool,
+def _fit(features: FeaturesSpec, name: str, cells: Doubles, *, has_missing: bool,
          may_add: bool, may_split: bool) -> NumberCode:
     own = features.of(name)
     values = cells[np.isfinite(cells)]
@@ -422,14 +423,14 @@ def _fit(features: FeaturesSpec, name: str, cells: NDArray[np.float64], *, has_m
                       ranks, why=why)
 
 
-def _bounds(cells: NDArray[np.float64], num_buckets: int) -> tuple[float, ...]:
+def _bounds(cells: Doubles, num_buckets: int) -> tuple[float, ...]:
     """Return the boundaries between buckets of about as many rows each."""
     values = cells[np.isfinite(cells)]
     edges = np.quantile(values if len(values) else np.zeros(1), np.linspace(0, 1, num_buckets + 1)[1:-1])
     return tuple(np.unique(edges.astype(np.float32)).tolist())
 
 
-def _choose(values: NDArray[np.float64]) -> tuple[NumberTransform, str]:
+def _choose(values: Doubles) -> tuple[NumberTransform, str]:
     low, middle, high = np.quantile(values, [0.01, 0.5, 0.99])
     if values.min() >= 0 and high - middle > _HEAVY_TAIL * (middle - low):
         return "log", f"amounts from 0 with a long tail: half are up to {middle:.3g}, 1 % above {high:.3g}"

@@ -9,13 +9,12 @@ from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from embark.features.arrays import Bytes, Floats, Hashes, Int32s, Int64s, Mask, last_of_lists
+from embark.features.arrays import Bytes, Floats, Hashes, Int32s, Int64s, Mask, UInt32s, last_of_lists
 from embark.features.layout import Rows
 from embark.values import frozen
 
-Keys = Hashes | NDArray[np.uint32]  # 32 bits where they always suffice.
+Keys = Hashes | UInt32s  # 32 bits where they always suffice.
 MAX_QUOTED = 20  # Bad rows that are reported one by one.
 
 

@@ -8,10 +8,8 @@ from typing import Literal
 import tomli_w
 
 from embark.features.values import DecimalSign
-from embark.spec.data import PrepareSpec
-from embark.spec.features import GUESSED, FeaturesSpec, Statistic, TimePart
-from embark.spec.model import Table
-from embark.spec.tasks import Task, label_columns, main_task
+from embark.spec import FeaturesSpec, PrepareSpec, Table, Task, label_columns, main_task
+from embark.spec.features import GUESSED, Statistic, TimePart
 from embark.values import JsonDict, frozen
 
 TIME_ROWS = {"hour": 25, "weekday": 8, "day": 32, "month": 13}

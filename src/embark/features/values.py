@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, cast
 
-from embark.spec.data import moment
+from embark.spec import moment
 from embark.values import JsonMap
 
 INTEGER = "[+-]?[0-9]+"  # Patterns mean the same to Python and to pyarrow.

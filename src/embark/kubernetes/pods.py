@@ -4,7 +4,7 @@ names that lead to the pod."""
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Literal
 
 from embark.catalog.pricing import GRACES
@@ -116,7 +116,7 @@ class Mount:
     what: str = ""  # Description for a person, such as `claim dlrm-data`.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PodIdentity:
     """The values that a controller gives one pod in addition to its template."""
 

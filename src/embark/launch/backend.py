@@ -8,7 +8,7 @@ import os
 import re
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -131,6 +131,10 @@ class LogLine:
         return {"time_s": self.time_ns / 1e9, "source": self.source, "index": self.index, "text": self.text}
 
 
+ReadLines = Callable[[], Iterator[LogLine]]
+"""Returns the complete lines that were written since its last call."""
+
+
 @frozen
 class LogSource:
     """A program that prints the new lines of one pod's or machine's log."""
@@ -229,7 +233,7 @@ class LaunchBackend(ABC):
     def status(self, handle: RunHandle) -> Status: ...
 
     @abstractmethod
-    def log_reader(self, handle: RunHandle) -> Callable[[], Iterable[LogLine]]:
+    def log_reader(self, handle: RunHandle) -> ReadLines:
         """Return a function that returns the complete lines that were written since its last call."""
 
     def logs(self, handle: RunHandle, *, follow: bool = False) -> Iterator[LogLine]:
@@ -336,7 +340,7 @@ def _load(
 def ray_address() -> str:
     """Return the cluster that Ray's own commands would use; empty if there is none."""
     for variable in ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"):
-        value = os.environ.get(variable, "").rstrip("/")
+        value = os.getenv(variable, "").rstrip("/")
         if value.startswith(("http://", "https://")):
             return value
         if value in ("auto", "local"):
@@ -344,7 +348,7 @@ def ray_address() -> str:
         if value:
             raise UserError(f"{variable}={value} is not where a Ray cluster takes jobs",
                             fix=f"export {variable}=http://HEAD:8265, the address of its dashboard")
-    started = Path(os.environ.get("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
+    started = Path(os.getenv("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
     return RAY_DASHBOARD if started.exists() else ""
 
 
@@ -365,7 +369,7 @@ def absolute_run_uri(spec: RunSpec) -> str:
     return run_uri(root if "://" in root else str(Path(root).expanduser().absolute()), spec.name)
 
 
-def file_reader(path: Path, parse: Callable[[bytes], LogLine]) -> Callable[[], Iterator[LogLine]]:
+def file_reader(path: Path, parse: Callable[[bytes], LogLine]) -> ReadLines:
     """Return a function that yields the complete lines that were written to a file since its last call."""
     offset = 0
 

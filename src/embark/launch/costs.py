@@ -22,9 +22,8 @@ from embark.plan.workload import resolve_data, trace_dense, workload_of
 from embark.render.job import make_job
 from embark.render.serving import GIB, memory_gib, server_name
 from embark.spec import RunSpec, parse_spec
-from embark.store import RunDir, find_run
+from embark.store import SPEC, RunDir, find_run
 from embark.store.lease import newest_holder
-from embark.store.run_dir import SPEC
 from embark.values import frozen
 
 ALIVE_S = 300.0  # A run not launched from here whose last event is so recent is taken to be running.

@@ -50,11 +50,6 @@ class ImageName:
         name = f"{self.host}/{self.repository}" if self.host else self.repository
         return name + (f":{self.tag}" if self.tag else "") + (f"@{self.digest}" if self.digest else "")
 
-    @property
-    def can_be_pushed(self) -> bool:
-        """Whether the registry is somebody's; a name with one slash and no host is Docker Hub's."""
-        return "/" in str(self) and self.host not in ("localhost", PLACEHOLDER_REGISTRY.rstrip("/"))
-
     def registry_command(self, topic: str, builder: str = "") -> str:
         """Return the command line that logs in to the registry, or that creates the repository there. Empty: none is
         known."""
@@ -70,7 +65,7 @@ _KEPT_LINES = 40  # The last lines of a program's output, to say why it failed.
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 
 
-def find_builder(shell: Shell, wanted: str = "") -> str:
+def find_builder(shell: Shell, wanted: str) -> str:
     """Return the first builder that answers; only `wanted`, if one is named. Docker does only while its daemon runs."""
     for program in (wanted,) if wanted else BUILDERS:
         with suppress(UserError):  # it is not installed
@@ -171,7 +166,9 @@ def make_image(spec: str, options: ImageOptions, shell: Shell, notify: Notify) -
     name = replace(ImageName.parse(job.image), digest="")
     if not name.tag:  # `latest` would be another image tomorrow
         name = replace(name, tag=ImageName.parse(job.default_image).tag)
-    if options.must_push and not name.can_be_pushed:
+    # A name with one slash and no host is Docker Hub's.
+    is_somebodys = "/" in str(name) and name.host not in ("localhost", PLACEHOLDER_REGISTRY.rstrip("/"))
+    if options.must_push and not is_somebodys:
         raise UserError(f"{name} names no registry to push to",
                         fix=f"--tag {EXAMPLES[job.cloud]}, with the names of your own registry")
     builder = find_builder(shell, options.builder)

@@ -32,8 +32,7 @@ from embark.launch.shell import Notify, Shell
 from embark.render.serving import SERVE_TARGETS
 from embark.render.targets.slurm import Search, search_job
 from embark.spec import RunSpec, to_toml
-from embark.store import CheckpointStore, open_store
-from embark.store.errors import BRIEF_RETRY
+from embark.store import BRIEF_RETRY, CheckpointStore, open_store
 from embark.values import frozen
 
 RECOVER_POLL_S = 15.0

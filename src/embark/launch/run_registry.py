@@ -19,9 +19,7 @@ from embark.events.events import Event, parse_event, split_lines
 from embark.launch.backend import DamagedRecord, Replica, RunEvent, RunHandle, Status, backend_of
 from embark.launch.shell import Notify, Shell
 from embark.spec import RunSpec, parse_spec
-from embark.store import ObjectStore, open_store, write_atomic
-from embark.store.errors import BRIEF_RETRY
-from embark.store.run_dir import EVENTS
+from embark.store import BRIEF_RETRY, EVENTS, ObjectStore, open_store, write_atomic
 from embark.values import JsonDict, frozen
 
 FORMAT = 2
@@ -170,7 +168,7 @@ def stored_events(store: ObjectStore) -> list[Event]:
     return list(filter(None, map(parse_event, split_lines(blocks))))
 
 
-def run_outcome(run_uri: str, since_s: float = 0.0) -> str | None:
+def run_outcome(run_uri: str, since_s: float) -> str | None:
     """`done`, `budget` or `interrupted`; empty if it has not ended since then; None if its events cannot be read."""
     try:
         events = stored_events(open_store(run_uri.removeprefix("file://"), BRIEF_RETRY))
@@ -229,7 +227,7 @@ def run_status(run: RunRecord, shell: Shell, notify: Notify, *, is_hasty: bool =
     return _make(run, _explain_gone(run, status) if status.state == "gone" else status, tuple(events))
 
 
-def list_statuses(shell: Shell, notify: Notify, *, context: str = "") -> RunStatusList:
+def list_statuses(shell: Shell, notify: Notify, *, context: str) -> RunStatusList:
     found = list_runs(context)
     names = [run.handle.name for run in found.runs]
     rows = []

@@ -188,17 +188,17 @@ def write_known_hosts(known_hosts: Path, keys: Mapping[str, str]) -> None:
     known_hosts.write_text("\n".join(lines) + "\n")
 
 
+@dataclass
 class SupervisorClient:
     """Controls the supervisors of a run's machines."""
 
-    def __init__(self, shell: Shell, *, notify: Notify) -> None:
-        self._shell = shell
-        self._notify = notify
+    shell: Shell
+    notify: Notify
 
     def wait_for(self, hosts: Sequence[Host], limit_s: float) -> None:
         """Wait until every machine answers: a new one takes minutes."""
         def trouble() -> str:
-            results = self._all(hosts, lambda host: self._shell.ask(host.command("exec true"), timeout_s=CALL_S))
+            results = self._all(hosts, lambda host: self.shell.ask(host.command("exec true"), timeout_s=CALL_S))
             failed = [(host, done) for host, done in results if not done.is_ok]
             for host, done in failed:
                 if "Host key verification failed" in done.err:
@@ -206,7 +206,7 @@ class SupervisorClient:
             names = ", ".join(names_of(host for host, _ in failed).values())
             return f"{names} not reachable yet: {to_one_line(failed[0][1].err)[:300]}" if failed else ""
 
-        wait_while(trouble, limit_s, POLL_S * 3, self._notify)
+        wait_while(trouble, limit_s, POLL_S * 3, self.notify)
 
     def start(
         self, hosts: Sequence[Host], files: Callable[[Host], Mapping[str, str | bytes]], *, is_fresh: bool
@@ -215,9 +215,9 @@ class SupervisorClient:
         def one(host: Host) -> None:
             folder, start = shlex.quote(host.folder), host.supervisor("start", *(["--fresh"] if is_fresh else []))
             line = f"mkdir -p {folder} && base64 -d | tar -xzf - -C {folder} && {start}"
-            done = self._shell.change(host.command(line), stdin=pack_files(files(host)),
+            done = self.shell.change(host.command(line), stdin=pack_files(files(host)),
                                       stdin_name="the spec, its start script and the supervisor", timeout_s=CALL_S)
-            if not self._shell.is_dry and _state(host, done).is_lost:
+            if not self.shell.is_dry and _state(host, done).is_lost:
                 raise Fault(f"{host.name}: the supervisor did not start: {to_one_line(done.err)[:300]}",
                             fix=f"see {host.folder}/supervisor.log there")
 
@@ -227,7 +227,7 @@ class SupervisorClient:
         """Return states by the machine's index; None for a machine that does not answer."""
         def one(host: Host) -> SupervisorState | None:
             try:
-                return _state(host, self._shell.ask(host.command(host.supervisor("status")), timeout_s=CALL_S))
+                return _state(host, self.shell.ask(host.command(host.supervisor("status")), timeout_s=CALL_S))
             except Unreachable:
                 return None
 
@@ -239,7 +239,7 @@ class SupervisorClient:
         It polls instead of waiting in one connection, which may be cut.
         """
         self._send(hosts, "stop")
-        if self._shell.is_dry:
+        if self.shell.is_dry:
             return []
         ending, until_s = list(hosts), time.monotonic() + grace_s
         while ending and time.monotonic() < until_s:
@@ -261,17 +261,17 @@ class SupervisorClient:
         def on_failure(done: CommandResult) -> None:
             if not position.has_failed:
                 position.has_failed = True
-                self._notify(f"the connection to {host.name} was cut: {to_one_line(done.err)[:200]}; reconnecting")
+                self.notify(f"the connection to {host.name} was cut: {to_one_line(done.err)[:200]}; reconnecting")
 
-        stream = self._shell.lines(host.command(position.tail_line(host.folder)))
+        stream = self.shell.lines(host.command(position.tail_line(host.folder)))
         return LogSource(stream, lambda text: position.parse(host, text), on_failure)
 
     def _send(self, hosts: Sequence[Host], command: str) -> None:
-        self._all(hosts, lambda host: self._shell.change(host.command(host.supervisor(command)), timeout_s=CALL_S))
+        self._all(hosts, lambda host: self.shell.change(host.command(host.supervisor(command)), timeout_s=CALL_S))
 
     def _all(self, hosts: Sequence[Host], one: Callable[[Host], _T]) -> list[tuple[Host, _T]]:
         """Call `one` for all hosts at once; on a dry run in order, so that the output reads well."""
-        if self._shell.is_dry or len(hosts) < 2:
+        if self.shell.is_dry or len(hosts) < 2:
             return [(host, one(host)) for host in hosts]
         with ThreadPoolExecutor(min(MAX_CONNECTIONS, len(hosts))) as pool:
             return list(zip(hosts, pool.map(one, hosts), strict=True))

@@ -10,14 +10,14 @@ from embark.errors import UserError
 from embark.lint.check import lint_texts
 from embark.lint.read import kind_of
 from embark.lint.rule import Finding
-from embark.render.folder import File, FolderReport, update_folder
+from embark.render.folder import File, Files, FolderReport, update_folder
 from embark.render.folder_spec import folder_spec
 from embark.render.job import make_job
 from embark.render.render import render
 from embark.spec import RunSpec
 
 
-def render_spec(spec: RunSpec) -> list[File]:
+def render_spec(spec: RunSpec) -> Files:
     """Return the files that `place.target` needs on `place.machine`, linted; nothing is written."""
     files = render(make_job(resolve_spec(spec)[0], load_catalog()))
     refuse_faults(files)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, Protocol
 
 from embark.kubernetes.yaml_nodes import Span
@@ -39,7 +39,7 @@ Check = Callable[..., Hits]
 """Takes what its first parameter names (`job`, `pod`, `command`, …), one at a time, and optionally the manifests."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Rule:
     """One mistake that a cluster or a cloud accepts and that fails later."""
 
@@ -56,7 +56,7 @@ class Rule:
     fix: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Finding:
     """A rule's hit with all that a user wants to know about it."""
 

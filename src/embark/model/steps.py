@@ -3,8 +3,7 @@
 import math
 
 from embark.errors import DataError, SpecError
-from embark.spec import TrainSpec
-from embark.spec.train import batch_mistakes
+from embark.spec import TrainSpec, batch_mistakes
 
 
 def steps_per_epoch(num_train_samples: int, batch_size: int) -> int:

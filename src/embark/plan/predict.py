@@ -14,9 +14,8 @@ from embark.plan.prediction import GIB, MemoryUse, Prediction, Setup, StepTime, 
 from embark.plan.step_time import step_time
 from embark.plan.tpu import predict_on_tpu
 from embark.plan.workload import dense_notes
-from embark.spec import RunSpec
+from embark.spec import RunSpec, batch_mistakes
 from embark.spec.section import remembered
-from embark.spec.train import batch_mistakes
 from embark.values import JsonDict
 
 
@@ -49,7 +48,7 @@ def device_bytes(gpu: Gpu) -> float:
 
 
 def predict_on(
-    setup: Setup, cluster: Cluster, precision: str, calibration: Calibration, planner: Planner | None = None
+    setup: Setup, cluster: Cluster, precision: str, calibration: Calibration, planner: Planner | None
 ) -> Prediction:
     """Predict a run on any cluster, this machine among them."""
     spec, notes = setup.spec, tuple(_notes(setup, calibration))

@@ -10,8 +10,7 @@ from embark.plan.calibration import Calibration, CpuFit, EngineFit, Rates
 from embark.plan.exchange import ENGINES, STEP, Exchange, all_reduce_s, all_to_all_s, num_dynamic_ids
 from embark.plan.memory import counted_engine
 from embark.plan.prediction import StepTime
-from embark.spec import ModelSpec, RunSpec
-from embark.spec.model import Table
+from embark.spec import ModelSpec, RunSpec, Table
 
 NUM_OF_HOST = 4
 FEATURES = tuple(field.name for field in fields(EngineFit))[NUM_OF_HOST:]  # Fields about the device.
@@ -41,7 +40,8 @@ def step_time(
     rank, looked_up = _busiest(spec, placement, size)
     rates = calibration.rates
     if isinstance(fit, CpuFit):
-        took = cpu_parts(fit, cpu_features(spec, layers, looked_up, placement.num_ranks, precision, rates))
+        features = cpu_features(spec, layers, looked_up, placement.num_ranks, precision, rates)
+        took = {part: sum(getattr(fit, name) * features[name] for name in names) for part, names in PARTS.items()}
     else:
         took = _device_parts(fit, _features(spec, layers, looked_up, samples, precision, calibration, engine),
                              layers_behind_lookup(layers))
@@ -257,10 +257,6 @@ def cpu_features(
         "matmul": matmul, "values": moved * width, "weights": weights / rates.copy_bytes,
         "dot_sample": dot_sample, "dots": dots, "crossing": crossing,
     }
-
-
-def cpu_parts(fit: CpuFit, features: dict[str, float]) -> dict[str, float]:
-    return {part: sum(getattr(fit, name) * features[name] for name in names) for part, names in PARTS.items()}
 
 
 def _num_ragged_ids(tables: tuple[Table, ...]) -> float:

@@ -21,8 +21,7 @@ from embark.plan.storage import (
     wait_for_volume,
 )
 from embark.plan.workload import Workload
-from embark.spec import RunSpec
-from embark.spec.train import divides
+from embark.spec import RunSpec, divides
 from embark.values import frozen
 
 Predict = Callable[[Setup], Prediction]
@@ -89,7 +88,8 @@ class Estimator:
         if not prediction.fits or prediction.step is None:
             return Estimate(prediction, price)
         region = price.region if price is not None else self.region
-        hours = self.spec.store.hours_between_failures if self._says_hours else None
+        store = self.spec.store
+        hours = store.hours_between_failures if "hours_between_failures" in store.model_fields_set else None
         failures = {purchase: failures_of(self.catalog, machine, num_nodes, region, purchase, failure_hours=hours,
                                      grace_s=self.spec.place.grace_s) for purchase in purchases}
         made = bills(prediction, self.workload, price, failures)
@@ -122,10 +122,6 @@ class Estimator:
         if self.region:
             return price_in(self.catalog, machine, self.region)
         return lowest_price(self.catalog, machine, self.purchase)
-
-    @property
-    def _says_hours(self) -> bool:
-        return "hours_between_failures" in self.spec.store.model_fields_set
 
 
 @frozen

@@ -237,10 +237,12 @@ def tpu_step_time(
     memory_rate = (chip.hbm_gbyte_per_s or 0.0) * 1e9
     matrix_rate = (chip.bf16_tflops or 0.0) * 1e12 / ASSUMPTIONS["matmul_passes"][precision]
     dense_bytes = activation_bytes(layers, spec, samples, value_bytes(precision))
+    # Weights and their state, read and written, and gradients, read.
+    optimizer_bytes = 4.0 * layers.num_values * (2 * (1 + DENSE_STATES[spec.train.dense_optimizer]) + 1)
     parts = {
         "lookup and update": _over(_row_bytes(spec, layout, capacities, samples), memory_rate),
         "dense layers": max(_over(samples * layers.flops_per_sample, matrix_rate), _over(dense_bytes, memory_rate)),
-        "optimizer": _over(_optimizer_bytes(spec, layers), memory_rate),
+        "optimizer": _over(optimizer_bytes, memory_rate),
         "all-to-all": 0.0,
         "all-reduce": 0.0,
     }
@@ -301,11 +303,6 @@ def _exchange_bytes(spec: RunSpec, layout: Layout, capacities: tuple[int, ...]) 
     wire = wire_bytes(spec, 4)
     return float(sum(layout.num_devices * capacity * (2 * 4 + 2 * wire * group.dim)
                      for group, capacity in zip(layout.groups, capacities, strict=True)))
-
-
-def _optimizer_bytes(spec: RunSpec, layers: Layers) -> float:
-    """Return the bytes of weights and their state, read and written, and of gradients, read."""
-    return 4.0 * layers.num_values * (2 * (1 + DENSE_STATES[spec.train.dense_optimizer]) + 1)
 
 
 def _over(amount: float, rate: float) -> float:

@@ -21,8 +21,7 @@ from embark.plan.survey import (
     rank,
     survey_catalog,
 )
-from embark.spec import RunSpec
-from embark.spec.train import divides
+from embark.spec import RunSpec, divides
 from embark.values import frozen
 
 MOST_RANKS = 1024  # Larger clusters of the same machine are tried up to this number of ranks.

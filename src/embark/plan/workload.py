@@ -11,9 +11,7 @@ from pydantic import TypeAdapter
 from embark.errors import UserError
 from embark.model.steps import num_steps_of, steps_per_epoch
 from embark.model.work import TRACED, DenseWork, dense_work_of
-from embark.spec import RunSpec, to_toml
-from embark.spec.features import with_bucket_tables
-from embark.spec.train import with_train_defaults
+from embark.spec import RunSpec, to_toml, with_bucket_tables, with_train_defaults
 from embark.values import frozen
 
 

@@ -10,12 +10,11 @@ from functools import cached_property
 from itertools import chain
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.events.drift import Drift, drift
+from embark.features.arrays import Doubles, Int64s, Mask
 from embark.formatting import format_count, to_finite
 from embark.publish.statistics import (
-    F64,
     AucParts,
     Estimate,
     LabelCount,
@@ -25,7 +24,7 @@ from embark.publish.statistics import (
     loss_increase,
     miscalibration,
 )
-from embark.spec.serve import PublishSpec
+from embark.spec import PublishSpec
 from embark.values import JsonDict, JsonMap, frozen
 
 ALL_ROWS = "all rows"
@@ -38,7 +37,7 @@ class GateSlice:
     """The rows that have one value of a feature."""
 
     name: str
-    rows: NDArray[np.int64]
+    rows: Int64s
 
 
 @frozen
@@ -63,9 +62,9 @@ class EarlierGate:
 class ScoredRows:
     """Labelled rows and the predictions of two versions for them."""
 
-    label: NDArray[np.bool_]
-    candidate: F64
-    published: F64 | None = None  # None if no version is published yet.
+    label: Mask
+    candidate: Doubles
+    published: Doubles | None = None  # None if no version is published yet.
     slices: Sequence[GateSlice] = ()
     drifts: Sequence[ColumnDrift] = ()
     earlier: EarlierGate | None = None
@@ -232,7 +231,7 @@ def _score_drifts(rows: ScoredRows, slices: Mapping[str, ScoredRows]) -> Iterato
             yield ColumnDrift(f"the published version's scores, {name}", drift(then, now))
 
 
-def _counts(scores: F64, edges: NDArray[np.float64]) -> tuple[int, ...]:
+def _counts(scores: Doubles, edges: Doubles) -> tuple[int, ...]:
     return tuple(np.bincount(np.searchsorted(edges, scores), minlength=len(edges) + 1).tolist())
 
 

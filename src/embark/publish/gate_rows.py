@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data.evaluation_rows import EvaluationRows, open_rows
 from embark.data.permuted_rows import RowsInMemory
@@ -13,13 +12,12 @@ from embark.data.task_labels import main_label
 from embark.errors import DataError, UserError, nearest
 from embark.events.drift import drift
 from embark.export.artifact import Artifact
-from embark.export.reference import ColumnBins, Reference, encoded_rows
+from embark.export.reference import Reference, encoded_rows
+from embark.features.arrays import Doubles, Int64s
 from embark.features.encoding import RowEncoder
 from embark.publish.gate import ColumnDrift, EarlierGate, GateSlice, ScoredRows
-from embark.publish.statistics import F64
 from embark.run.feature_metrics import feature_names, slices_of
-from embark.spec.serve import PublishSpec
-from embark.spec.tasks import main_task
+from embark.spec import PublishSpec, main_task
 from embark.store.checkpoint_inspect import TrainedRun
 from embark.values import frozen
 
@@ -44,7 +42,7 @@ class GateRows:
             published=self._scores(published, model_file) if published else None, slices=self.slices(bounds),
             drifts=self.drifts(published.reference, published.encoder) if published else (), earlier=earlier)
 
-    def _scores(self, artifact: Artifact, model_file: str) -> F64:
+    def _scores(self, artifact: Artifact, model_file: str) -> Doubles:
         from embark.trainers.torch.scoring.open_model import open_on_cpu
 
         model, tasks = open_on_cpu(artifact, model_file), self.opened.spec.model.tasks
@@ -77,18 +75,14 @@ class GateRows:
     def drifts(self, reference: Reference, encoder: RowEncoder) -> list[ColumnDrift]:
         """Compare every column with the rows of the reference."""
         rng = np.random.default_rng(0)
-        counts: list[NDArray[np.int64]] = []
+        counts: list[Int64s] = []
         for rows in self._portions(encoder):
             found = reference.count(rows, encoder, rng)
             counts = found if not counts else [a + b for a, b in zip(counts, found, strict=True)]
+        # In columns of ids with edges, some ids share a bin.
         return [ColumnDrift(f"column {column.name}" + (" (number of ids)" if column.kind == "length" else ""),
-                            drift(column.counts, now, without=_NEWS if _has_many_ids(column) else 0))
+                            drift(column.counts, now, without=_NEWS if column.kind == "ids" and column.edges else 0))
                 for column, now in zip(reference.columns, counts, strict=True)]
-
-
-def _has_many_ids(column: ColumnBins) -> bool:
-    """Tell whether some ids share a bin."""
-    return column.kind == "ids" and bool(column.edges)
 
 
 @contextmanager

@@ -34,8 +34,7 @@ from embark.export.write_version import CHECKPOINT, CHECKPOINT_TIME, WRITTEN_OVE
 from embark.formatting import to_finite
 from embark.publish.gate import GateVerdict, earlier_gate, judge, to_record
 from embark.publish.gate_rows import GateRows, open_gate_rows
-from embark.spec.serve import PublishSpec
-from embark.spec.user_code import file_of
+from embark.spec import PublishSpec, file_of
 from embark.store import Checkpoint, CheckpointStore
 from embark.store.checkpoint_inspect import TrainedRun, find_trained
 from embark.trainers import build_index
@@ -220,16 +219,8 @@ def _judged(
 def _candidate(versions: CheckpointStore, trained: TrainedRun) -> Checkpoint | None:
     """Return the newest version of this checkpoint that was written to be published."""
     identity = identity_of(trained.checkpoint)
-    return next((one for one in reversed(versions.committed()) if one.values.get(CANDIDATE) and (
-        one.values[CHECKPOINT] == identity if CHECKPOINT in one.values else _may_be_of(one, trained))), None)
-
-
-def _may_be_of(version: Checkpoint, trained: TrainedRun) -> bool:
-    """Tell whether a version by earlier Embark, which did not record the checkpoint, can be of this one: the run and
-    the step are the same, and the checkpoint was not saved later."""
-    version_s, saved_s = (to_finite(one.values.get("time_s")) or 0.0 for one in (version, trained.checkpoint))
-    return version.values.get("run") == trained.run_dir.uri and saved_s <= version_s and \
-        version.values.get("step") == str(trained.checkpoint.step)
+    return next((one for one in reversed(versions.committed())
+                 if one.values.get(CANDIDATE) and one.values.get(CHECKPOINT) == identity), None)
 
 
 def _result(versions: CheckpointStore, trained: TrainedRun, candidate: Checkpoint, record: JsonMap, *,

@@ -9,11 +9,10 @@ import math
 from statistics import NormalDist
 
 import numpy as np
-from numpy.typing import NDArray
 
+from embark.features.arrays import Doubles, Mask
 from embark.values import frozen
 
-F64 = NDArray[np.float64]
 _LEAST_PROBABILITY = 1e-7
 
 
@@ -41,11 +40,11 @@ class AucParts:
     """DeLong's structural components (https://doi.org/10.2307/2531595): the share of negatives below each positive, and
     the share of positives above each negative."""
 
-    positives: F64
-    negatives: F64
+    positives: Doubles
+    negatives: Doubles
 
     @staticmethod
-    def of(label: NDArray[np.bool_], scores: F64) -> AucParts:
+    def of(label: Mask, scores: Doubles) -> AucParts:
         """Compute the components; both labels must occur."""
         own = np.empty(len(scores))
         own[label], own[~label] = _mid_ranks(scores[label]), _mid_ranks(scores[~label])
@@ -61,21 +60,21 @@ class AucParts:
         return Estimate(float(positives.mean()), math.sqrt(variance))
 
 
-def _mid_ranks(values: F64) -> F64:
+def _mid_ranks(values: Doubles) -> Doubles:
     """Return ranks from 1 on; equal values share the mean of their ranks."""
     _, index, counts = np.unique(values, return_inverse=True, return_counts=True)
-    ranks: F64 = (np.cumsum(counts) - (counts - 1) / 2)[index]
+    ranks: Doubles = (np.cumsum(counts) - (counts - 1) / 2)[index]
     return ranks
 
 
-def log_losses(label: NDArray[np.bool_], scores: F64) -> F64:
+def log_losses(label: Mask, scores: Doubles) -> Doubles:
     """Return the log loss of each row."""
     clipped = np.clip(scores, _LEAST_PROBABILITY, 1 - _LEAST_PROBABILITY)
-    losses: F64 = -np.log(np.where(label, clipped, 1 - clipped))
+    losses: Doubles = -np.log(np.where(label, clipped, 1 - clipped))
     return losses
 
 
-def loss_increase(before: F64, now: F64) -> Estimate:
+def loss_increase(before: Doubles, now: Doubles) -> Estimate:
     """Return the mean difference of two losses of the same rows, as a share of the mean before."""
     base = max(float(before.mean()), 1e-12)
     difference = now - before
@@ -103,7 +102,7 @@ class LabelCount:
         return 2 * side * (math.sqrt(observed) - math.sqrt(limit)) / math.sqrt(max(self.dispersion, 1e-12))
 
 
-def miscalibration(label: NDArray[np.bool_], scores: F64) -> LabelCount:
+def miscalibration(label: Mask, scores: Doubles) -> LabelCount:
     """Measure how far the number of labels is from what the predictions expect, if labels are drawn from them."""
     expected = max(float(scores.sum()), 1e-9)
     return LabelCount(float(label.sum()), expected, float((scores * (1 - scores)).sum()) / expected)

@@ -17,7 +17,7 @@ from embark.launch.backend import split_rank
 from embark.launch.shell import CommandResult, LineMultiplexer, LineStream
 from embark.rehearse.processes import Processes, Start
 from embark.rehearse.workload import Workload
-from embark.store.run_dir import EVENTS
+from embark.store import EVENTS
 from embark.values import JsonMap, frozen
 
 

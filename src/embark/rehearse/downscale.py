@@ -1,25 +1,20 @@
 """Scales a job down to this machine: processes for accelerators, few rows and steps, folders for buckets."""
 
-from __future__ import annotations
-
 import base64
 import copy
 import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
+from embark.data.sample import Sample
 from embark.kubernetes.objects import K8sObject, Objects, at, name_of, rows
 from embark.kubernetes.pods import Mount, Pod
 from embark.lint.pods import Launch, launch_of_argv
 from embark.render.command import SPEC_VARIABLE, WRITTEN_SPEC_PATH
-from embark.spec import RunSpec, parse_spec, to_toml
-from embark.spec.toml import flatten
+from embark.spec import RunSpec, flatten, parse_spec, to_toml
 from embark.values import JsonDict, frozen
-
-if TYPE_CHECKING:  # imports numpy
-    from embark.data.sample import Sample
 
 BUCKETS = "/mnt/embark-rehearsal"  # Path in the pods of the folder that stands for object stores.
 SAMPLE = f"{BUCKETS}/sample"  # Path in the pods of the sample of the run's data.
@@ -108,18 +103,15 @@ def downscale_pods(pods: Sequence[Pod], changes: list[Change]) -> tuple[Pod, ...
         if (launch := launch_of(pod)) and launch.is_torchrun:
             changes.append(Change("variable PET_TEE", "", "3, so that lines say which process of the pod said them"))
             pod = replace(pod, env={"PET_TEE": "3", **pod.env})
+        # A pod that writes its spec into its own /tmp gets one here too.
+        own = [Mount("/tmp", "scratch", "tmp")] if SPEC_VARIABLE in pod.env else []
         pod = replace(pod, command=tuple(_folders(word, changes) for word in pod.command),
                       args=tuple(_folders(word, changes) for word in pod.args),
                       env={name: _folders(value, changes) for name, value in pod.env.items()},
-                      mounts=(*pod.mounts, Mount(BUCKETS, "shared", "buckets"), *_written_spec(pod)))
+                      mounts=(*pod.mounts, Mount(BUCKETS, "shared", "buckets"), *own))
         found.append(pod)
     changes[:] = list(dict.fromkeys(changes))
     return tuple(found)
-
-
-def _written_spec(pod: Pod) -> list[Mount]:
-    """A pod that writes its spec into its own /tmp gets one here too."""
-    return [Mount("/tmp", "scratch", "tmp")] if SPEC_VARIABLE in pod.env else []
 
 
 def _with_scripts(mount: Mount, words: Sequence[str], changes: list[Change]) -> Mount:

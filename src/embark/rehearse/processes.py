@@ -140,11 +140,11 @@ class Processes:
     def _is_found(self, program: str, folder: Path) -> bool:
         if "/" in program:
             return os.access(folder / program, os.X_OK)
-        return shutil.which(program, path=f"{self._bin}{os.pathsep}{os.environ.get('PATH', os.defpath)}") is not None
+        return shutil.which(program, path=f"{self._bin}{os.pathsep}{os.getenv('PATH', os.defpath)}") is not None
 
     def _environment(self, start: Start, here: Callable[[str], str]) -> dict[str, str]:
         pod = start.pod
-        env = {name: value for name in _INHERITED if (value := os.environ.get(name))} | self._env
+        env = {name: value for name in _INHERITED if (value := os.getenv(name))} | self._env
         if "PYTHONPATH" in env:  # a pod starts elsewhere
             env["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, env["PYTHONPATH"].split(os.pathsep)))
         env |= {name: here(value) for name, value in pod.env.items() if name != "PATH"}

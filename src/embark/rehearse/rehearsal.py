@@ -5,7 +5,7 @@ import shutil
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -17,11 +17,12 @@ from embark.rehearse.controller import Observer, Progress
 from embark.rehearse.downscale import Change
 from embark.rehearse.processes import Processes
 from embark.rehearse.verdict import Verdict
+from embark.values import frozen
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class RehearsalReport:
     """A rehearsal that is over."""
 
@@ -41,7 +42,7 @@ class RehearsalReport:
     num_failed: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class Prepared(ABC):
     """Pods that fit this machine, and how to rehearse them."""
 

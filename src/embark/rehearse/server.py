@@ -37,6 +37,7 @@ from embark.rehearse.manifest import selects
 from embark.rehearse.processes import CHANGES, LOOPBACK, Processes, Start, free_port
 from embark.rehearse.rehearsal import Prepared, RehearsalReport
 from embark.rehearse.verdict import Check, Verdict
+from embark.values import frozen
 
 NUM_CLIENTS = 4
 RETRY_S = 1.0
@@ -232,7 +233,7 @@ NUM_ROWS = 8  # Rows of a request.
 ROUTE = "/score"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PreparedServer(Prepared):
     """A server that can be rehearsed."""
 
@@ -285,7 +286,7 @@ def _scaler(deployment: K8sObject, objects: Objects) -> K8sObject:
                  if at(one, "spec.scaleTargetRef.name") == name_of(deployment)), {})
 
 
-def prepare_server(texts: Mapping[str, str], objects: Objects, artifact: str = "") -> PreparedServer:
+def prepare_server(texts: Mapping[str, str], objects: Objects, artifact: str) -> PreparedServer:
     """Prepare a server's pods for this machine. `artifact` replaces the manifest's."""
     deployment = find_server(objects)
     assert deployment is not None
@@ -333,7 +334,7 @@ class ServerRehearsal:
             sentence, fix = f"{sentence}: {broken.refusal}", "the probes' paths are those of embark render's manifest"
         return Verdict(False, sentence, fix, "\n".join(broken.last_lines[-3:]), tuple(checks))
 
-    def check_requests(self, *, before: str = "", is_answering: bool = True) -> Check:
+    def check_requests(self, *, before: str, is_answering: bool = True) -> Check:
         """Stop the clients, and check what became of their requests."""
         self.clients.stop()
         clients = self.clients

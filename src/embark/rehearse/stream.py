@@ -9,7 +9,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from embark.errors import UserError
@@ -35,10 +34,9 @@ from embark.rehearse.rehearsal import Prepared, RehearsalReport
 from embark.rehearse.server import NUM_CLIENTS, Kubelet, RunningPod, ServerRehearsal, prepare_server, report_of
 from embark.rehearse.verdict import Check, Verdict
 from embark.render.serving import broker_url, published_uri
-from embark.spec import RunSpec, parse_spec, to_toml
-from embark.spec.tasks import label_columns
-from embark.store.run_dir import EVENTS
-from embark.values import JsonDict
+from embark.spec import RunSpec, label_columns, parse_spec, to_toml
+from embark.store import EVENTS
+from embark.values import JsonDict, frozen
 
 ROWS_PER_S = 400.0
 ROWS_AT_ONCE = 100
@@ -126,7 +124,7 @@ EVERY_MINUTES = 0.01  # Interval between two versions.
 ROLES = {"follow": "trainer", "publish": "publisher", "serve": "server"}  # The role of a pod by its command of embark.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PreparedStream(Prepared):
     """A deployment that trains on a stream, ready to be rehearsed."""
 

@@ -1,7 +1,7 @@
 """The rehearsal of a job that trains: ranks meet, train, save and, after a fault, resume."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -17,9 +17,10 @@ from embark.rehearse.processes import CHANGES, Processes, Start
 from embark.rehearse.rehearsal import Prepared, RehearsalReport
 from embark.rehearse.verdict import Case, judge_outcome, refused
 from embark.rehearse.workload import INSTALL_RAY, NO_RAY, Workload, make_workload
+from embark.values import frozen
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen
 class PreparedTraining(Prepared):
     """A job that can be rehearsed."""
 

@@ -59,7 +59,7 @@ def indexed_command(job: Job, host: str) -> list[str]:
     return shell_command(f"exec {line}", fabric_needs(job).env_script)
 
 
-def shell_command(line: str, env_script: str = "") -> list[str]:
+def shell_command(line: str, env_script: str) -> list[str]:
     """Return a command that runs a shell line, after the script that the fabric's plugin brings."""
     if not env_script:
         return ["/bin/sh", "-c", line]

@@ -33,6 +33,9 @@ class File:
         return self.data or self.text.encode()
 
 
+Files = list[File]
+
+
 @frozen
 class Record:
     """The entries of the folder's `RECORD` about its last rendering."""
@@ -85,7 +88,7 @@ class FolderReport:
 
 
 def update_folder(
-    source: FolderSpec, files: Sequence[File], *, diff: bool = False, force: bool = False,
+    source: FolderSpec, files: Sequence[File], *, diff: bool, force: bool,
 ) -> FolderReport:
     """Write the spec and what is new or changed; with `force` also what was edited by hand, with `diff` nothing."""
     folder = source.folder

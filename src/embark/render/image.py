@@ -6,14 +6,14 @@ It builds on any base with Python 3.11 or newer and pip: on PyTorch's own, whose
 
 import shlex
 
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.job import FOLLOW, Job
 from embark.render.serving import ENDPOINTS, SERVE_TARGETS
 from embark.render.shell_text import render_template
 from embark.render.targets.tpu_vm import packages as tpu_packages
 from embark.render.wheel import FOLDER as WHEEL_FOLDER
 from embark.render.wheel import wheel_requirement
-from embark.spec.user_code import file_of
+from embark.spec import file_of
 
 RAY_VERSION = "2.60.0"
 CUDA_BASE = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"
@@ -23,7 +23,7 @@ _HOW = ("embark image builds it. Embark comes from its wheel in dist/, other pac
         "find them: --build-arg PIP_INDEX_URL, or its configuration.")
 
 
-def render_image(job: Job) -> list[File]:
+def render_image(job: Job) -> Files:
     """Write one image for every target of the folder, with Ray if one of them is Ray."""
     return [
         File("Dockerfile", dockerfile(job)),
@@ -32,7 +32,7 @@ def render_image(job: Job) -> list[File]:
     ]
 
 
-def render_tpu_image(job: Job) -> list[File]:
+def render_tpu_image(job: Job) -> Files:
     """Write an image with Python and JAX; the chips' driver is the host's."""
     from embark import __version__
 
@@ -42,7 +42,7 @@ def render_tpu_image(job: Job) -> list[File]:
             *_context_files(job)]
 
 
-def _context_files(job: Job) -> list[File]:
+def _context_files(job: Job) -> Files:
     return [File(".dockerignore", render_template("dockerignore", files=image_files(job))),
             File(f"{WHEEL_FOLDER}/README.md", render_template("dist.md"))]
 

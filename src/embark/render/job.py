@@ -8,17 +8,17 @@ import math
 import posixpath
 import re
 import shlex
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple, get_args
+from typing import NamedTuple, get_args
 
 from embark.catalog import Catalog, Machine, SpecPrice, Volume, find_volume, load_catalog, machine_of_place, price_spec
 from embark.catalog.machine import Fabric, Gpu, Origin, Reserve
 from embark.catalog.pricing import DEFAULT_MACHINES
 from embark.catalog.regions import default_zone, place_mistakes
-from embark.errors import ExitCode, Mistake, SpecError, UserError
+from embark.errors import ExitCode, Mistake, Mistakes, SpecError, UserError, conflict
 from embark.kubernetes.names import INSTANCE, dns_label, object_label
+from embark.plan.storage import StorageOffer
 from embark.render.serving import (
     SERVE_TARGETS,
     artifact_of,
@@ -30,13 +30,9 @@ from embark.render.serving import (
     with_broker,
     with_cloud,
 )
-from embark.spec import RunSpec, to_toml
-from embark.spec.place import PlaceSpec, PodTarget
-from embark.spec.train import batch_mistakes
+from embark.spec import PlaceSpec, RunSpec, batch_mistakes, to_toml
+from embark.spec.place import PodTarget
 from embark.values import frozen
-
-if TYPE_CHECKING:
-    from embark.plan.storage import StorageOffer
 
 CLUSTER = "embark"  # One cluster for all runs: a run adds a node pool to it if it needs another machine.
 SCHEMES = {"aws": "s3", "azure": "az", "gcp": "gs"}
@@ -371,7 +367,7 @@ class Job:
             if scheme not in SCHEMES.values():
                 continue
             if not BUCKET_NAME.fullmatch(name):
-                raise SpecError([_mistake(field, uri, f"{name!r} is not a bucket's name",
+                raise SpecError([conflict(field, uri, f"{name!r} is not a bucket's name",
                                           "small letters, digits, dots and dashes, at most 63")])
             bucket = Bucket(scheme, name, prefix, is_written=(field, uri) in written)
             paths[bucket.uri] = bucket
@@ -447,13 +443,13 @@ def _machine(spec: RunSpec, catalog: Catalog) -> Machine:
     if place.target == SLURM and (machine is None or place.slurm.gpus_per_node is not None):
         return _slurm_node(machine, place.slurm.gpus_per_node or 0)
     if machine is None:
-        raise SpecError([_mistake("place.machine", "", "files are for a machine of a cloud, and none is named",
+        raise SpecError([conflict("place.machine", "", "files are for a machine of a cloud, and none is named",
                                   "set it (embark catalog list shows them), or place.cloud for its usual one")])
     if machine.name not in catalog.machines and not place.is_existing and place.target != SLURM:
-        raise SpecError([_mistake("place.machine", place.machine, "describes a machine of a cluster that exists",
+        raise SpecError([conflict("place.machine", place.machine, "describes a machine of a cluster that exists",
                                   'set place.cluster = "existing", or name a machine of embark catalog list')])
     if place.cloud not in ("", machine.cloud):
-        raise SpecError([_mistake("place.cloud", place.cloud, f"{machine.name} belongs to {machine.cloud}",
+        raise SpecError([conflict("place.cloud", place.cloud, f"{machine.name} belongs to {machine.cloud}",
                                   f"leave place.machine out for {DEFAULT_MACHINES[place.cloud]}, or name another one")])
     return machine
 
@@ -469,47 +465,47 @@ def _slurm_node(machine: Machine | None, num_gpus: int) -> Machine:
                    reserve=Reserve(cloud="", memory_mib=1, origin=origin))
 
 
-def _slurm_mistakes(job: Job) -> Iterator[Mistake]:
+def _slurm_mistakes(job: Job) -> Mistakes:
     place, slurm = job.place, job.place.slurm
     if slurm.container and not (place.image or slurm.image_file):
-        yield _mistake("place.slurm.container", slurm.container, "there is no image to run",
+        yield conflict("place.slurm.container", slurm.container, "there is no image to run",
                        "set place.image (embark image builds and names it) or place.slurm.image_file")
     if place.volume:
-        yield _mistake("place.volume", place.volume, "is not mounted on a cluster of Slurm",
+        yield conflict("place.volume", place.volume, "is not mounted on a cluster of Slurm",
                        "leave it out, and name folders of the cluster's own file system")
     if len(job.spec_toml.encode()) > MAX_VARIABLE_BYTES:
-        yield _mistake("model.tables", len(job.spec.model.tables), "the spec is too long for a variable of a process",
+        yield conflict("model.tables", len(job.spec.model.tables), "the spec is too long for a variable of a process",
                        "give the tables by model.num_tables and rows_per_table")
 
 
-def _target_mistakes(job: Job) -> Iterator[Mistake]:
+def _target_mistakes(job: Job) -> Mistakes:
     spec, target = job.spec, job.target
     if target == SLURM:
         yield from _slurm_mistakes(job)
     is_tpu = job.is_tpu
     for other in job.targets[1:]:
         if is_tpu and other not in ("job", "jobset"):
-            yield _mistake("place.render_targets", other, f"{job.machine.name} is a TPU",
+            yield conflict("place.render_targets", other, f"{job.machine.name} is a TPU",
                            'list only "job" and "jobset", or leave it out')
     if is_tpu and target not in ("tpu-vm", "vertex", "job", "jobset"):
-        yield _mistake("place.target", target, f"{job.machine.name} is a TPU",
+        yield conflict("place.target", target, f"{job.machine.name} is a TPU",
                        'set it to "tpu-vm", "vertex", "job" or "jobset"')
     if is_tpu and target in POD_TARGETS:
         if not job.topology or not job.machine.gke_accelerator:
-            yield _mistake("place.machine", job.machine.name, "GKE has no node pools of it",
+            yield conflict("place.machine", job.machine.name, "GKE has no node pools of it",
                            'use a v4, v5e, v5p or v6e, or set place.target = "tpu-vm"')
         if target == "job" and job.num_nodes > 1:
-            yield _mistake("place.nodes", job.num_nodes, "a Job has the hosts of one slice only",
+            yield conflict("place.nodes", job.num_nodes, "a Job has the hosts of one slice only",
                            'set place.target = "jobset" for several slices, or name a larger one')
     if not is_tpu and target == "tpu-vm":
-        yield _mistake("place.target", target, f"{job.machine.name} is not a TPU", 'set it to "vm", or name a TPU')
+        yield conflict("place.target", target, f"{job.machine.name} is not a TPU", 'set it to "vm", or name a TPU')
     if target == "vertex" and job.cloud != "gcp":
-        yield _mistake("place.target", target, f"Vertex AI has no machines of {job.cloud}",
+        yield conflict("place.target", target, f"Vertex AI has no machines of {job.cloud}",
                        'set place.cloud = "gcp", or another target')
     if target == "vertex" and not spec.place.account:
-        yield _mistake("place.account", "", "Vertex AI needs a Google Cloud project", "set it to the project's id")
+        yield conflict("place.account", "", "Vertex AI needs a Google Cloud project", "set it to the project's id")
     if target == "vertex" and not spec.store.root.startswith("gs://"):
-        yield _mistake("store.root", spec.store.root, "Vertex AI stages its files in a bucket",
+        yield conflict("store.root", spec.store.root, "Vertex AI stages its files in a bucket",
                        "set it to gs://BUCKET/runs")
     if not is_tpu:
         ranks = f"ranks ({job.num_nodes} × {job.num_processes})" if not job.is_elastic else \
@@ -517,116 +513,116 @@ def _target_mistakes(job: Job) -> Iterator[Mistake]:
         yield from batch_mistakes(spec.train.batch_size,
                                   [num * job.num_processes for num in spec.place.node_counts], ranks)
     if is_tpu and job.is_elastic:
-        yield _mistake("place.nodes", job.nnodes, f"{job.machine.name} is a TPU, whose hosts are a fixed number",
+        yield conflict("place.nodes", job.nnodes, f"{job.machine.name} is a TPU, whose hosts are a fixed number",
                        f"set it to {job.num_nodes}")
     if len(job.spec_toml.encode()) > MAX_SPEC_BYTES:
-        yield _mistake("model.tables", len(spec.model.tables), "the spec is too long for a ConfigMap",
+        yield conflict("model.tables", len(spec.model.tables), "the spec is too long for a ConfigMap",
                        "give the tables by model.num_tables and rows_per_table")
     if spec.place.device == "cpu" and job.machine.num_gpus and not is_tpu:
-        yield _mistake("place.device", "cpu", f"{job.machine.name} has {job.num_processes} accelerators",
+        yield conflict("place.device", "cpu", f"{job.machine.name} has {job.num_processes} accelerators",
                        'leave it out, or set it to "auto"')
 
 
-def _capacity_mistakes(job: Job) -> Iterator[Mistake]:
+def _capacity_mistakes(job: Job) -> Mistakes:
     place, capacity, machine = job.place, job.capacity, job.machine
     if place.is_existing:  # its owner bought the machines
         return
     if job.is_spot:
         if place.capacity or place.reservation:
-            yield _mistake("place.capacity", place.capacity, "place.spot = true takes spot machines",
+            yield conflict("place.capacity", place.capacity, "place.spot = true takes spot machines",
                            "leave one of them out")
         return
     if job.cloud and capacity not in _CAPACITIES[job.cloud]:
-        yield _mistake("place.capacity", capacity, f"is no way to buy machines of {job.cloud}",
+        yield conflict("place.capacity", capacity, f"is no way to buy machines of {job.cloud}",
                        f"one of {', '.join(_CAPACITIES[job.cloud])}")
     elif machine.sold and capacity not in machine.sold:
-        yield _mistake("place.capacity", capacity, f"{machine.name} is not sold so, but by: {', '.join(machine.sold)}",
+        yield conflict("place.capacity", capacity, f"{machine.name} is not sold so, but by: {', '.join(machine.sold)}",
                        'place.spot = true for spot; for another one, set it, and with "reserved" or "block" also '
                        "place.reservation")
     elif job.has_reservation:
         pattern, example = _RESERVATIONS[job.cloud]
         if not re.fullmatch(pattern, place.reservation):
-            yield _mistake("place.reservation", place.reservation, f'place.capacity = "{capacity}" uses a reservation '
+            yield conflict("place.reservation", place.reservation, f'place.capacity = "{capacity}" uses a reservation '
                            f"of {job.cloud}", f"set it to its id: {example}")
         if not place.zone:
-            yield _mistake("place.zone", "", "a reservation is in one zone", "set it to the reservation's")
+            yield conflict("place.zone", "", "a reservation is in one zone", "set it to the reservation's")
         if job.target == "tpu-vm" and capacity == "block":
-            yield _mistake("place.capacity", capacity, "TPU machines outside of a cluster are not taken from a block",
+            yield conflict("place.capacity", capacity, "TPU machines outside of a cluster are not taken from a block",
                            'place.target = "jobset", or a reservation without a calendar: "reserved"')
         if job.target == "vm" and job.cloud == "azure" and job.num_nodes > 1 and job.location.has_fabric:
-            yield _mistake("place.capacity", capacity, "machines of a reservation cannot be in an availability set, "
+            yield conflict("place.capacity", capacity, "machines of a reservation cannot be in an availability set, "
                            "without which plain ones share no InfiniBand", 'place.target = "job", or one machine')
     elif place.reservation:
-        yield _mistake("place.reservation", place.reservation, f'place.capacity = "{capacity}" uses none',
+        yield conflict("place.reservation", place.reservation, f'place.capacity = "{capacity}" uses none',
                        'leave it out, or set place.capacity = "reserved" or "block"')
     if capacity == "flex-start":
         if (place.max_hours or 0) > MAX_FLEX_H:
-            yield _mistake("place.max_hours", f"{place.max_hours:g}", "Google ends machines of flex-start after 7 days",
+            yield conflict("place.max_hours", f"{place.max_hours:g}", "Google ends machines of flex-start after 7 days",
                            f"at most {MAX_FLEX_H}; checkpoints let a second run continue")
         if job.is_tpu:
-            yield _mistake("place.capacity", capacity, "flex-start is used by GPU machines", "leave it out")
+            yield conflict("place.capacity", capacity, "flex-start is used by GPU machines", "leave it out")
         if place.capacity and job.num_pods > 1 and job.target in POD_TARGETS and not place.queue:
-            yield _mistake("place.queue", "", "flex-start gives several machines at once to a queue alone; one by one "
+            yield conflict("place.queue", "", "flex-start gives several machines at once to a queue alone; one by one "
                            "they would be paid while they wait for each other", 'set it, such as to "embark"')
         if job.is_queued and job.target == "torchx":
-            yield _mistake("place.target", job.target, "Kueue does not hold it back until its machines are there",
+            yield conflict("place.target", job.target, "Kueue does not hold it back until its machines are there",
                            'set it to "job" or "jobset"')
 
 
-def _storage_mistakes(job: Job, catalog: Catalog) -> Iterator[Mistake]:
+def _storage_mistakes(job: Job, catalog: Catalog) -> Mistakes:
     place, store, data = job.place, job.spec.store, job.spec.data
     bucket = {"azure": "az://CONTAINER/runs", "gcp": "gs://BUCKET/runs"}.get(job.cloud, "s3://BUCKET/runs")
     if place.volume:
         try:
             volume = find_volume(catalog, place.volume)
         except UserError as error:
-            yield _mistake("place.volume", place.volume, "the catalog has no such volume", error.fix)
+            yield conflict("place.volume", place.volume, "the catalog has no such volume", error.fix)
         else:
             if volume.cloud != job.cloud:
-                yield _mistake("place.volume", place.volume,
+                yield conflict("place.volume", place.volume,
                                f"belongs to {volume.cloud}, and the machine to {job.cloud}",
                                "embark catalog list --volumes lists them")
             elif volume.kind != "file":
-                yield _mistake("place.volume", place.volume, "is an object store: it is read by its uri, not mounted",
+                yield conflict("place.volume", place.volume, "is an object store: it is read by its uri, not mounted",
                                f"leave it out and use {bucket}")
     where = job.cloud or "the cluster"
     yield from _account_mistakes(job, store.root, data.path)
     if not job.is_shared(store.root) and job.num_pods > 1:
-        yield _mistake("store.root", store.root, "each machine would keep its own part of every checkpoint",
+        yield conflict("store.root", store.root, "each machine would keep its own part of every checkpoint",
                        f"set it to {bucket}, or to a folder under place.volume_path with place."
                        f"{'claim' if place.is_existing else 'volume'}")
     if data.kind != "synthetic" and data.path and not job.is_shared(data.path):
-        yield _mistake("data.path", data.path, f"is on this machine; a machine of {where} does not see it",
+        yield conflict("data.path", data.path, f"is on this machine; a machine of {where} does not see it",
                        f"embark data copy {shlex.quote(data.path)} {bucket.removesuffix('runs')}data copies it; then "
                        f"--set data.path={bucket.removesuffix('runs')}data")
     warm_start = job.spec.train.warm_start
     run = warm_start.rpartition("@")[0] or warm_start
     run = run if "/" in run else f"{store.root}/{run}"
     if warm_start and not job.is_shared(run):
-        yield _mistake("train.warm_start", warm_start, f"is on this machine; a machine of {where} does not see it",
+        yield conflict("train.warm_start", warm_start, f"is on this machine; a machine of {where} does not see it",
                        f"copy the run and name the copy: embark data copy {shlex.quote(run)} "
                        f"{bucket}/{shlex.quote(run.rpartition('/')[2])}")
 
 
-def _account_mistakes(job: Job, *paths: str) -> Iterator[Mistake]:
+def _account_mistakes(job: Job, *paths: str) -> Mistakes:
     if any(path.startswith("az://") for path in paths) and not job.place.storage_account:
-        yield _mistake("place.storage_account", "", "az:// names a container, and not the account that holds it",
+        yield conflict("place.storage_account", "", "az:// names a container, and not the account that holds it",
                        "set it to the storage account's name")
 
 
-def _identity_mistakes(job: Job) -> Iterator[Mistake]:
+def _identity_mistakes(job: Job) -> Mistakes:
     pattern, example = _IDENTITIES.get(job.cloud, ("", "nothing: set place.cloud if the cluster is one of its"))
     for field, identity in (("place.identity", job.place.identity), ("serve.identity", job.spec.serve.identity)):
         if identity and not re.fullmatch(pattern, identity):
-            yield _mistake(field, identity, f"is not an identity of {job.cloud}", f"it looks like {example}")
+            yield conflict(field, identity, f"is not an identity of {job.cloud}", f"it looks like {example}")
 
 
-def _budget_mistakes(job: Job) -> Iterator[Mistake]:
+def _budget_mistakes(job: Job) -> Mistakes:
     budget = job.place.budget_usd
     if budget is not None and job.usd_per_hour is None:
         what, fix = (job.title, "set place.slurm.usd_per_node_hour") if job.target == SLURM else \
             (job.price.title, "take one in with embark catalog refresh")
-        yield _mistake("place.budget_usd", f"{budget:g}", f"the catalog has no price of {what} to keep it by",
+        yield conflict("place.budget_usd", f"{budget:g}", f"the catalog has no price of {what} to keep it by",
                        f"{fix}, or leave it out")
 
 
@@ -635,7 +631,3 @@ def _split_uri(uri: str) -> tuple[str, str, str]:
     scheme, mark, rest = uri.partition("://")
     name, _, prefix = rest.partition("/")
     return (scheme, name, prefix.strip("/")) if mark else ("", "", "")
-
-
-def _mistake(field: str, value: Any, what: str, fix: str) -> Mistake:
-    return Mistake("", field, str(value), what, fix)

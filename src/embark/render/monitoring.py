@@ -7,7 +7,7 @@ from embark.catalog import Quota, load_catalog
 from embark.events.metrics import METRICS, TRAINING_GROUPS
 from embark.events.monitoring import IDLE_MINUTES, IDLE_PERCENT, alert_rules, alerts, dashboard_text
 from embark.kubernetes.names import COMPLETION_INDEX, REPLICA_INDEX
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.job import POD_TARGETS, Job
 from embark.render.shell_text import Words, job_text, script_file, variable
 from embark.values import frozen
@@ -25,7 +25,7 @@ BUDGET_SCRIPT = "budget.sh"
 BUDGET_HOURS = 24  # A budget is for a day of the run if the spec sets no end.
 
 
-def render_monitoring(job: Job) -> list[File]:
+def render_monitoring(job: Job) -> Files:
     """Write `monitoring.sh`, and the files it hands to the cloud's agents."""
     text = script_file(
         "monitoring.sh", f"{job.cloud}/monitoring.sh.j2", job, idle_minutes=IDLE_MINUTES, idle_percent=IDLE_PERCENT,
@@ -46,7 +46,7 @@ def render_monitoring(job: Job) -> list[File]:
     return [text, *files, *render_run_metrics(job)]
 
 
-def render_budget(job: Job) -> list[File]:
+def render_budget(job: Job) -> Files:
     """Write `budget.sh`, and the file that the cloud wants."""
     name, code = quota_name(job)
     about = (f"Budget and quotas. {job.price_text} {BUDGET_SCRIPT} quota says whether the machines may start; "
@@ -65,9 +65,9 @@ def is_scraped(job: Job) -> bool:
     return bool(job.spec.watch.prometheus_port) and job.target in POD_TARGETS
 
 
-def render_run_metrics(job: Job) -> list[File]:
+def render_run_metrics(job: Job) -> Files:
     """Write the objects and the dashboard of the run's metrics, if it has any."""
-    files: list[File] = []
+    files: Files = []
     if is_scraped(job):
         labels = {**job.labels, "release": PROMETHEUS_RELEASE} if job.cloud == "aws" else job.labels
         text = job_text("run_metrics.yaml.j2", job, labels=labels, first_pod=_FIRST_POD.get(job.target, {}),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from embark.render.clouds import aws, azure, gcp
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.image import render_image, render_tpu_image
 from embark.render.job import FOLLOW, POD_TARGETS, SLURM, Job
 from embark.render.monitoring import render_budget, render_monitoring
@@ -17,9 +17,9 @@ from embark.render.targets.tpu_vm import render_tpu_vm
 from embark.render.targets.vertex import render_vertex
 from embark.render.volumes import render_volumes
 from embark.render.wheel import wheel_file
-from embark.spec.user_code import file_of
+from embark.spec import file_of
 
-Render = Callable[[Job], list[File]]
+Render = Callable[[Job], Files]
 QUEUED = ("job", "jobset", "trainjob", "pytorchjob", "ray")  # Targets that Kueue can hold back.
 TARGETS: dict[str, Render] = {  # plain machines, `vm` and `tpu-vm`, have no job object
     "job": kubernetes.render_job,
@@ -43,7 +43,7 @@ CLUSTERS: dict[str, Render] = {"aws": aws.render_eks, "azure": azure.render_aks,
 MACHINES: dict[str, Render] = {"aws": aws.render_vm, "azure": azure.render_vm, "gcp": gcp.render_vm}
 
 
-def render(job: Job) -> list[File]:
+def render(job: Job) -> Files:
     """Return every file: those of all targets, the image, the queue if one is named, and the infrastructure."""
     others = [file for target in job.targets[1:] for file in TARGETS[target](job.with_target(target))]
     files = [*own_files(job), *others, *kubernetes.render_export_job(job), *render_infrastructure(job)]
@@ -52,7 +52,7 @@ def render(job: Job) -> list[File]:
     return files
 
 
-def own_files(job: Job) -> list[File]:
+def own_files(job: Job) -> Files:
     """Return the files that start the ranks, the image they run in, and the wheel that is installed there."""
     target = job.target
     files = [*(TARGETS[target](job) if target in TARGETS else []), wheel_file()]
@@ -66,7 +66,7 @@ def own_files(job: Job) -> list[File]:
     return [*files, *kubernetes.render_kueue(job)] if set(job.targets) & set(QUEUED) else files
 
 
-def render_infrastructure(job: Job) -> list[File]:
+def render_infrastructure(job: Job) -> Files:
     """Return every file that the job needs beside its own; none in a cluster that exists."""
     target, cloud = job.target, job.cloud
     in_pods = target in (*POD_TARGETS, FOLLOW)

@@ -2,11 +2,10 @@
 be deployed."""
 
 import math
-from collections.abc import Iterator
 from typing import get_args
 
 from embark.catalog import Catalog
-from embark.errors import Mistake, nearest
+from embark.errors import Mistake, Mistakes, nearest
 from embark.spec import RunSpec
 from embark.spec.place import ServeTarget
 from embark.store.checkpoint_interval import MAX_EVERY_S
@@ -66,7 +65,7 @@ def has_tls(spec: RunSpec) -> bool:
     return bool(spec.serve.tls_secret) and spec.place.target in ("serve", "follow")
 
 
-def serve_mistakes(spec: RunSpec, catalog: Catalog, cloud: str) -> Iterator[Mistake]:
+def serve_mistakes(spec: RunSpec, catalog: Catalog, cloud: str) -> Mistakes:
     """Yield the mistakes that keep a server from being deployed."""
     artifact, serve = artifact_of(spec), spec.serve
     if serve.expose and (not has_tls(spec) or serve.auth != "token"):
@@ -93,7 +92,7 @@ def serve_mistakes(spec: RunSpec, catalog: Catalog, cloud: str) -> Iterator[Mist
                           "embark plan SPEC --serve shows machines with room")
 
 
-def endpoint_mistakes(spec: RunSpec, cloud: str) -> Iterator[Mistake]:
+def endpoint_mistakes(spec: RunSpec, cloud: str) -> Mistakes:
     """Yield the settings that a managed endpoint lacks; `cloud` is the one that the spec is for."""
     target, place = spec.place.target, spec.place
     if target not in ENDPOINTS:
@@ -225,7 +224,7 @@ def has_own_broker(spec: RunSpec, name: str) -> bool:
     return spec.stream.source == "nats" and spec.stream.servers == (broker_url(name),)
 
 
-def follow_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def follow_mistakes(spec: RunSpec) -> Mistakes:
     """Yield the mistakes that keep a trainer that follows a stream from being deployed."""
     stream, store, serve = spec.stream, spec.store, spec.serve
     if not stream.is_on:

@@ -3,7 +3,7 @@
 import posixpath
 
 from embark.catalog import Volume
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.job import Job
 from embark.render.pod import env_rows, identity_label, storage_settings
 from embark.render.shell_text import job_text, script_file
@@ -16,11 +16,11 @@ _FILLED_BY = {"aws": "storage.sh substitutes the file system's id and names.",
               "azure": "storage.sh substitutes its address.", "gcp": "storage.sh substitutes its address."}
 
 
-def render_volumes(job: Job) -> list[File]:
+def render_volumes(job: Job) -> Files:
     """Write `storage.sh`, which creates what the run needs; with `place.volume` also the volume, its claim and the
     copy."""
     values: JsonDict = {"is_lustre": "lustre" in job.place.volume}
-    files: list[File] = []
+    files: Files = []
     if job.volume:
         size_gib = capacity_gib(job, job.volume)
         values |= {"size_gib": size_gib, "speed": volume_text(job)}
@@ -63,7 +63,7 @@ def data_target(job: Job) -> str:
     return path if path.startswith(f"{mount}/") else f"{mount}/{posixpath.basename(job.data_source)}"
 
 
-def _volume_files(job: Job, title: str, values: JsonDict) -> list[File]:
+def _volume_files(job: Job, title: str, values: JsonDict) -> Files:
     # Pods use the first mode. FSx's driver has the fsGroupPolicy ReadWriteOnceWithFSType: only to a volume that also
     # names this mode, and a file system's type, does the kubelet apply the pod's fsGroup.
     modes = ["ReadWriteMany", *(["ReadWriteOnce"] if job.cloud == "aws" else [])]

@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
 
 import embark
 from embark.errors import Mistake, SpecError, UserError
 from embark.render.folder import File
 from embark.render.job import SCHEMES, Job
 from embark.render.shell_text import Shell, Words, command, job_text, job_words
+from embark.values import JsonDict
 
 DISTRIBUTION = "embark-rec"
 FOLDER = "dist"
@@ -83,7 +83,7 @@ def _metadata(package: Path) -> dict[str, bytes]:
     }
 
 
-def _metadata_rows(project: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def _metadata_rows(project: JsonDict) -> Iterator[tuple[str, str]]:
     """Yield rows of METADATA, by version 2.4 of the core metadata specification."""
     yield "Metadata-Version", "2.4"
     yield "Name", DISTRIBUTION

@@ -136,16 +136,13 @@ class LearningCurve:
     eval_name: str = ""  # Name of the metric in evaluations; empty if it is the same.
 
 
-def _rate(value: float) -> str:
-    return f"{format_si(value)}/s"
-
-
 LEARNING = (
     LearningCurve("loss", say_figure, format_float, eval_name="log_loss"),
     LearningCurve("auc", say_figure, format_float),
     LearningCurve("normalized_entropy", say_figure, format_float),
     LearningCurve("calibration", say_figure, format_float),
-    LearningCurve("samples_per_s", _rate, lambda value: f"{format_si(value)} samples/s", from_zero=True),
+    LearningCurve("samples_per_s", lambda value: f"{format_si(value)}/s", lambda value: f"{format_si(value)} samples/s",
+                  from_zero=True),
     LearningCurve("learning_rate", say_figure, lambda value: f"{value:.3g}", from_zero=True),
 )
 UNITS: dict[str, Say] = {"B": format_bytes, "s": format_step_time}

@@ -21,9 +21,8 @@ from embark.formatting import format_count, format_duration, to_one_line
 from embark.report.record import Record, read_record
 from embark.report.run_files import LAUNCH_LOG, RunFiles
 from embark.spec import parse_spec
-from embark.store import RunDir, find_run
+from embark.store import EVENTS, SPEC, RunDir, find_run
 from embark.store.checkpoint_inspect import CheckpointInfo, list_checkpoints
-from embark.store.run_dir import EVENTS, SPEC
 from embark.values import JsonDict, JsonMap, frozen
 
 State = Literal["waiting", "running", "finished", "stopped", "failed", "killed", "deleted"]

@@ -17,7 +17,7 @@ from embark.events.traffic import TrafficRecord
 from embark.formatting import strip_control_chars, to_finite
 from embark.report.rows import Rows
 from embark.report.run_files import RunFiles, Tail
-from embark.store.run_dir import EVENTS
+from embark.store import EVENTS
 from embark.values import JsonDict, JsonMap, frozen
 
 CURVES = ("loss", "auc", "normalized_entropy", "samples_per_s", "step_s", "learning_rate", "log_loss", "calibration")
@@ -150,10 +150,6 @@ class Record(NewestEvents):
         found = [to_finite(values.get("step")) for values in (self.end, self.interrupt, self.step, self.save)]
         first = to_finite(self.start.get("first_step")) or 0.0
         return int(max([first, *(step for step in found if step is not None)]))
-
-    @property
-    def share_done(self) -> float:
-        return self.steps_done / self.num_steps if self.num_steps else 0.0
 
     @property
     def num_samples(self) -> float:

@@ -128,7 +128,7 @@ def _tiles(context: RunContext) -> tuple[Tile, ...]:
         tiles.append(Tile("Samples/s", format_si(rate), f"batches of {format_count(record.start.get('batch_size'))}"))
     if record.start:
         of = f"of {format_count(record.num_steps)}" if record.num_steps else ""
-        done = f" · {100 * record.share_done:.0f} %" if record.num_steps else ""
+        done = f" · {100 * record.steps_done / record.num_steps:.0f} %" if record.num_steps else ""
         num_attempts = len(record.attempts())
         tiles.append(Tile("Steps", format_count(record.steps_done), of + done))
         tiles.append(Tile("Machine time", format_duration(record.held_s), f"in {pluralize(num_attempts, 'attempt')}"))
@@ -288,7 +288,7 @@ class WrittenReport:
     held_s: float
 
 
-def write_report(context: RunContext, document: Document, *, out: str = "") -> WrittenReport:
+def write_report(context: RunContext, document: Document, *, out: str) -> WrittenReport:
     """Write the report of a run to a file or URI, by default into the run's directory."""
     target = out or f"{context.uri.rstrip('/')}/{NAME}"
     record = context.record

@@ -4,11 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from embark.features.arrays import Doubles
 from embark.formatting import to_float
 
-Floats = NDArray[np.float64]
 STEP, TIME = "step", "time_s"
 _WAITING = 1024
 
@@ -58,7 +57,7 @@ class Rows:
         if self._num:
             self._cuts.append((self._num, step))
 
-    def column(self, name: str, by: str = STEP) -> tuple[Floats, Floats]:
+    def column(self, name: str, by: str = STEP) -> tuple[Doubles, Doubles]:
         """Return positions and values, in order. With `by` step, steps that were trained again later are left out."""
         self._settle()
         if name not in self._columns:
@@ -75,12 +74,12 @@ class Rows:
             xs, ys = xs[order], ys[order]
         return xs, ys
 
-    def values(self, name: str) -> Floats:
+    def values(self, name: str) -> Doubles:
         """Return the finite values of a column, by step."""
         values = self.column(name)[1]
         return values[np.isfinite(values)]
 
-    def last(self, num_rows: int) -> dict[str, Floats]:
+    def last(self, num_rows: int) -> dict[str, Doubles]:
         """Return the newest rows, by column."""
         self._settle()
         cells = self._cells[max(0, self._num - num_rows) : self._num]
@@ -90,7 +89,8 @@ class Rows:
         """Store the waiting rows. Those that do not make a block yet stay as they are, at the end."""
         if not self._waiting:
             return
-        new = np.vstack([self._loose(), _as_cells(self._waiting, len(self._columns))])
+        loose = self._cells[self._num - self._num_loose : self._num]
+        new = np.vstack([loose, _as_cells(self._waiting, len(self._columns))])
         self._waiting = []
         self._num -= self._num_loose
         self._num_loose = 0
@@ -109,10 +109,7 @@ class Rows:
             self._num_loose = 0 if whole or each <= 2 else taken
             at += taken
 
-    def _loose(self) -> Floats:
-        return self._cells[self._num - self._num_loose : self._num].copy()
-
-    def _append(self, new: Floats) -> None:
+    def _append(self, new: Doubles) -> None:
         if self._num + len(new) > len(self._cells):
             more = np.full((max(len(self._cells), len(new)), len(self._columns)), np.nan)
             self._cells = np.vstack([self._cells, more])
@@ -129,7 +126,7 @@ class Rows:
         self._cuts = [(-(-end // 2), step) for end, step in self._cuts]
 
 
-def extremes(cells: Floats, each: int) -> Floats:
+def extremes(cells: Doubles, each: int) -> Doubles:
     """Reduce blocks of `each` rows to two: the least and the greatest of each column, in the order they came."""
     blocks = cells.reshape(-1, each, cells.shape[1])
     gap = np.isnan(blocks)
@@ -140,7 +137,7 @@ def extremes(cells: Floats, each: int) -> Floats:
     return pairs.reshape(-1, cells.shape[1])
 
 
-def _as_cells(rows: Iterable[Sequence[Any]], width: int) -> Floats:
+def _as_cells(rows: Iterable[Sequence[Any]], width: int) -> Doubles:
     rows = list(rows)
     if all(len(row) == width for row in rows):
         try:

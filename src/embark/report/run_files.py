@@ -8,9 +8,8 @@ from embark.errors import UserError, nearest
 from embark.events.events import LineSplitter
 from embark.launch.run_registry import list_runs
 from embark.launch.supervisor import LOG
-from embark.store import open_store, run_uri
-from embark.store.errors import NotFound
-from embark.store.run_dir import EVENTS, LOG_FOLDERS, SPEC, files_below
+from embark.store import EVENTS, SPEC, NotFound, open_store, run_uri
+from embark.store.run_dir import LOG_FOLDERS, files_below
 from embark.values import frozen
 
 LAUNCH_LOG = "launch log"

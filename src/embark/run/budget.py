@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import field
 from pathlib import Path
 
 from embark.errors import OverBudget, UserError
@@ -12,24 +13,27 @@ from embark.events.spending import BUDGET, Spending, losses_sentence, spending
 from embark.formatting import format_usd
 from embark.spec import RunSpec
 from embark.store import RunDir
+from embark.values import frozen
 
 PRICE = "EMBARK_USD_PER_HOUR"  # The price of all machines together; `embark render` and `embark launch` set it.
 HURRIED = ("SIGTERM", "SIGUSR1", "SIGHUP", "notice")  # Stops that leave only seconds.
 
 
+@frozen
 class BudgetGuard:
     """Counts the dollars spent. Without a budget or a price, the budget is never exhausted."""
 
-    def __init__(self, left_usd: float | None, per_hour: float | None, save_s: Callable[[], float]) -> None:
-        self._left_usd, self._per_hour, self._save_s = left_usd, per_hour, save_s
-        self._began_s = time.monotonic()
+    left_usd: float | None
+    per_hour: float | None
+    save_s: Callable[[], float]
+    began_s: float = field(default_factory=lambda: time.monotonic())
 
     def is_spent(self) -> bool:
         """Return whether the remaining budget pays for no more than a last checkpoint."""
-        if self._per_hour is None or self._left_usd is None:
+        if self.per_hour is None or self.left_usd is None:
             return False
-        used_s = time.monotonic() - self._began_s + self._save_s()
-        return self._per_hour * used_s / 3600 >= self._left_usd
+        used_s = time.monotonic() - self.began_s + self.save_s()
+        return self.per_hour * used_s / 3600 >= self.left_usd
 
 
 def open_budget_guard(spec: RunSpec, run_dir: RunDir, save_s: Callable[[], float]) -> BudgetGuard:
@@ -67,7 +71,7 @@ def why_not_enforced(spec: RunSpec) -> str:
 
 
 def usd_per_hour() -> float | None:
-    text = os.environ.get(PRICE, "")
+    text = os.getenv(PRICE, "")
     if not text:
         return None
     try:

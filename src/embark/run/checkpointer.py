@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,10 +17,12 @@ from embark.run.training_data import TrainingData
 from embark.run.warm_start import WarmStart, WarmStarted, refuse_other_weights
 from embark.spec import RunSpec, to_toml
 from embark.store import (
+    SPEC,
     Checkpoint,
     CheckpointStore,
     ChecksumWriter,
     FileChecksum,
+    NotFound,
     RunDir,
     checkpoint_name,
     reasons_by_spec,
@@ -35,8 +38,6 @@ from embark.store.checkpoint_arrays import (
     write_pieces,
 )
 from embark.store.checkpoint_interval import Choice, steps_between_saves
-from embark.store.errors import NotFound
-from embark.store.run_dir import SPEC
 from embark.values import JsonDict, frozen
 
 FIRST_SAVE_S = 20.0  # With `auto`, the first save comes early: it measures what one costs.
@@ -333,57 +334,57 @@ class Checkpointer(ABC):
         return self._on_all_ranks(lambda: call() if self._ranks.is_first else None)[0]
 
 
+@dataclass
 class CheckpointManager:
     """Begins saves, logs how they went, and learns from them when to save next."""
 
-    def __init__(
-        self, checkpointer: Checkpointer, schedule: CheckpointSchedule, logger: RunLogger, step: int,
-        data: TrainingData, values: Callable[[], JsonDict],
-    ) -> None:
-        """Create the manager. `values` returns the entries of each commit record besides its evaluation, at the time of
-        the save."""
-        self._checkpointer, self._schedule, self._logger, self._saved_step = checkpointer, schedule, logger, step
-        self._data, self._values = data, values
-        self._step_s = 0.0
-        self._reason = ""
-        self._longest_s = 0.0
+    checkpointer: Checkpointer
+    schedule: CheckpointSchedule
+    logger: RunLogger
+    saved_step: int
+    data: TrainingData
+    values: Callable[[], JsonDict]
+    """Returns the entries of each commit record besides its evaluation, at the time of the save."""
+    _step_s = 0.0
+    _reason = ""
+    _longest_s = 0.0
 
     def longest_s(self) -> float:
         """Return the duration of the longest save so far, from its beginning to the commit."""
         return self._longest_s
 
     def is_due(self, step: int) -> bool:
-        return self._schedule.is_due(step) and step > self._saved_step
+        return self.schedule.is_due(step) and step > self.saved_step
 
     def begin(self, step: int, evaluated: JsonDict, step_s: float) -> None:
         """Copy the state; writing continues in the background."""
         self._step_s = max(step_s, 1e-6)
-        self._log(self._checkpointer.begin(step, {"eval": evaluated, **self._values()},
-                                           self._data.checkpoint_files(step)))
-        self._saved_step = step
-        self._schedule.begun(step, self._step_s)
+        self._log(self.checkpointer.begin(step, {"eval": evaluated, **self.values()},
+                                           self.data.checkpoint_files(step)))
+        self.saved_step = step
+        self.schedule.begun(step, self._step_s)
 
     def log_done(self) -> None:
         """Log a save that has finished meanwhile."""
-        self._log(self._checkpointer.done())
+        self._log(self.checkpointer.done())
 
     def wait(self) -> None:
-        self._log(self._checkpointer.wait())
+        self._log(self.checkpointer.wait())
 
     def finish(self, step: int, evaluated: JsonDict, *, wants_last: bool) -> None:
         """Save for the last time, and wait. A failure fails the run: no later save could make up for it."""
-        if wants_last and step > self._saved_step:
+        if wants_last and step > self.saved_step:
             self.begin(step, evaluated, self._step_s)
-        failed = self._log(self._checkpointer.wait(), is_last=True)
+        failed = self._log(self.checkpointer.wait(), is_last=True)
         if failed and failed.error:
             raise failed.error
 
     def add_evaluation(self, step: int, evaluated: JsonDict) -> None:
         """Add an evaluation to the commit record of the last save, which came before it."""
-        if step == self._saved_step and (problem := self._checkpointer.add_values(
-                step, {"eval": evaluated, **self._values()})):
+        if step == self.saved_step and (problem := self.checkpointer.add_values(
+                step, {"eval": evaluated, **self.values()})):
             text = f"step {step} is saved, but without its evaluation: {problem.what}. {problem.fix}"
-            self._logger.warn(text.strip())
+            self.logger.warn(text.strip())
 
     def _log(self, saves: Sequence[Saved], *, is_last: bool = False) -> Saved | None:
         failed = None
@@ -393,24 +394,24 @@ class CheckpointManager:
             if saved.error:
                 failed = saved
                 if not is_last:
-                    self._logger.warn(f"step {saved.step} could not be saved: {saved.error.what}. Training continues; "
+                    self.logger.warn(f"step {saved.step} could not be saved: {saved.error.what}. Training continues; "
                                       f"the previous checkpoint is intact. {saved.error.fix}".strip())
                 continue
             self._longest_s = max(self._longest_s, saved.cost_s)
-            self._logger.log("save", {"step": saved.step, "path": saved.uri, "bytes": saved.num_bytes,
+            self.logger.log("save", {"step": saved.step, "path": saved.uri, "bytes": saved.num_bytes,
                                       "save_s": saved.cost_s, "pause_s": saved.pause_s})
-            self._data.committed(saved.step)
+            self.data.committed(saved.step)
             if problem := saved.cleanup_error:
-                self._logger.warn(f"step {saved.step} is saved, but {problem.what}. {problem.fix}".strip())
-            choice = self._schedule.saved(saved.step, pause_s=saved.pause_s, cost_s=saved.cost_s,
+                self.logger.warn(f"step {saved.step} is saved, but {problem.what}. {problem.fix}".strip())
+            choice = self.schedule.saved(saved.step, pause_s=saved.pause_s, cost_s=saved.cost_s,
                                           step_s=max(self._step_s, 1e-6))
             if is_last:
                 continue
             if choice and choice.why != self._reason:
                 self._reason = choice.why
-                self._logger.note(choice.why)
-            elif self._schedule.is_grace_too_short(saved.cost_s) and not self._reason:
+                self.logger.note(choice.why)
+            elif self.schedule.is_grace_too_short(saved.cost_s) and not self._reason:
                 self._reason = "a save takes longer than the notice of a preemption"
-                self._logger.warn(f"a save takes {saved.cost_s:.1f} s, longer than the notice a preempted machine gets:"
+                self.logger.warn(f"a save takes {saved.cost_s:.1f} s, longer than the notice a preempted machine gets:"
                                   ' save more often, or set store.checkpoint_every = "auto"')
         return failed

@@ -3,35 +3,37 @@
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data import Batch, SampleSource, eval_batches
 from embark.errors import DataError, Diverged
+from embark.features.arrays import Array, Doubles, Floats, Mask
 from embark.formatting import shortlist
 from embark.run.trainer import Ranks, Trainer
 from embark.spec import RunSpec, Task
 from embark.values import JsonDict
 
-F64 = NDArray[np.float64]
 
-
+@dataclass
 class Evaluation:
     """The held-out samples, and the best any model could do on them where the source knows it."""
 
-    def __init__(self, source: SampleSource, batch_size: int, world: Ranks, tasks: tuple[Task, ...] = ()) -> None:
-        self._source, self._batch_size, self._world, self._tasks = source, batch_size, world, tasks
-        self._best: JsonDict | None = None
+    source: SampleSource
+    batch_size: int
+    world: Ranks
+    tasks: tuple[Task, ...] = ()
+    _best: JsonDict | None = field(default=None, init=False)
 
     def run(self, trainer: Trainer, step: int, is_stopping: Callable[[], bool]) -> JsonDict:
         """Measure the metrics over all ranks; every rank must call it. Empty if the run was asked to stop meanwhile."""
-        started, world = time.perf_counter(), self._world
-        best: list[tuple[F64, NDArray[np.float32]]] = []  # The true probabilities, and the labels.
+        started, world = time.perf_counter(), self.world
+        best: list[tuple[Doubles, Floats]] = []  # The true probabilities, and the labels.
         with trainer.evaluating(step) as evaluator:
-            for batch in eval_batches(evaluator.eval_source(self._source), rank=world.rank, world_size=world.world_size,
-                                      batch_size=evaluator.batch_size(self._batch_size)):
+            for batch in eval_batches(evaluator.eval_source(self.source), rank=world.rank, world_size=world.world_size,
+                                      batch_size=evaluator.batch_size(self.batch_size)):
                 if is_stopping():
                     return {}
                 evaluator.add(batch)
@@ -41,7 +43,7 @@ class Evaluation:
             metrics = evaluator.metrics()
         if "auc" not in metrics:  # as of two towers
             return {**metrics, "eval_s": time.perf_counter() - started}
-        if self._tasks:
+        if self.tasks:
             return {**self._with_best_of_tasks(metrics, best), "eval_s": time.perf_counter() - started}
         if self._best is None:
             reachable = of_probabilities(world, [(p, label > 0.5) for p, label in best])
@@ -49,18 +51,18 @@ class Evaluation:
         return {**metrics, **(self._best or {}), "eval_s": time.perf_counter() - started}
 
     def _with_best_of_tasks(
-        self, metrics: JsonDict, found: Sequence[tuple[F64, NDArray[np.float32]]]
+        self, metrics: JsonDict, found: Sequence[tuple[Doubles, Floats]]
     ) -> JsonDict:
         from embark.run.task_metrics import best_of, with_best
 
-        if self._best is None and not any(self._world.gathered(bool(found))):
+        if self._best is None and not any(self.world.gathered(bool(found))):
             self._best = {}
         if self._best is None:
-            num_outputs = sum(task.num_outputs for task in self._tasks)
+            num_outputs = sum(task.num_outputs for task in self.tasks)
             outputs = [np.empty((0, num_outputs)), *(best for best, _ in found)]
-            labels = [np.empty((0, len(self._tasks))), *(label.astype(np.float64) for _, label in found)]
-            self._best = best_of(self._world, self._tasks, np.concatenate(outputs), np.concatenate(labels))
-        return with_best(self._tasks, metrics, self._best)
+            labels = [np.empty((0, len(self.tasks))), *(label.astype(np.float64) for _, label in found)]
+            self._best = best_of(self.world, self.tasks, np.concatenate(outputs), np.concatenate(labels))
+        return with_best(self.tasks, metrics, self._best)
 
 
 def leak_warning(source: SampleSource, spec: RunSpec, held: Mapping[str, float]) -> str:
@@ -108,7 +110,7 @@ STATE_SIZE = 2 * NUM_BINS + 4
 clicks, number of samples."""
 
 
-def metrics_of(state: F64) -> dict[str, float]:
+def metrics_of(state: Doubles) -> dict[str, float]:
     """Return the metrics of a training window's state; undefined ones are NaN. `auc_error`: pairs within a bin count as
     ties, so the exact AUC lies at most half their share away."""
     loss, predicted, clicks, samples = state[2 * NUM_BINS :].tolist()
@@ -128,7 +130,7 @@ def metrics_from(sums: Sequence[float], auc: float | None, samples: float) -> di
     }
 
 
-def of_probabilities(world: Ranks, found: Sequence[tuple[F64, NDArray[np.bool_]]]) -> dict[str, float]:
+def of_probabilities(world: Ranks, found: Sequence[tuple[Doubles, Mask]]) -> dict[str, float]:
     """Return the metrics of the true probabilities over all ranks."""
     p = np.concatenate([p for p, _ in found] or [np.empty(0)])
     is_click = np.concatenate([is_click for _, is_click in found] or [np.empty(0, bool)])
@@ -138,7 +140,7 @@ def of_probabilities(world: Ranks, found: Sequence[tuple[F64, NDArray[np.bool_]]
     return metrics_from(np.sum(world.gathered([loss, p.sum(), is_click.sum()]), axis=0).tolist(), auc, samples)
 
 
-def _auc(negatives: F64, positives: F64) -> float:
+def _auc(negatives: Doubles, positives: Doubles) -> float:
     """Return the share of (click, no click) pairs in the right order; a tie is half right."""
     below = negatives.cumsum() - negatives
     right = float((positives * (below + negatives / 2)).sum())
@@ -203,11 +205,10 @@ def _bad_id(batch: Batch, spec: RunSpec, name: str) -> str:
 
 
 PIECE = 1 << 18  # Predictions of a rank that are sent at once.
-Floats = NDArray[Any]
 
 
 def exact_auc(
-    world: Ranks, clicks: Floats, num_others: int, count_halves: Callable[[Floats], int]
+    world: Ranks, clicks: Array, num_others: int, count_halves: Callable[[Array], int]
 ) -> tuple[float | None, int]:
     """Return the share of (click, no click) pairs in the right order, a tie being half right, and the number of
     samples. `clicks` are the predictions for this rank's clicks; `count_halves` says how many of this rank's other
@@ -223,7 +224,7 @@ def exact_auc(
     return (halves / (2 * num_pairs) if num_pairs else None), num_clicks + num_rest
 
 
-def halves_counter(others: Floats) -> Callable[[Floats], int]:
+def halves_counter(others: Array) -> Callable[[Array], int]:
     """Make a `count_halves` for the host."""
     ordered = np.sort(others)
     return lambda some: sum(int(np.searchsorted(ordered, some, side).sum()) for side in ("left", "right"))

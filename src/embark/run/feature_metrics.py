@@ -16,18 +16,17 @@ from dataclasses import replace
 from statistics import NormalDist, fmean, stdev
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data.evaluation_rows import EvaluationRows, open_rows
 from embark.data.permuted_rows import RowsInMemory, dense_groups
 from embark.data.task_labels import main_label
 from embark.errors import DataError, UserError
 from embark.events.results import Tabular
+from embark.features.arrays import Floats, Int64s
 from embark.run.evaluate_run import LoadedRun, loaded
 from embark.run.evaluation import Evaluation
 from embark.run.trainer import TrainerBackend
-from embark.spec import RunSpec
-from embark.spec.tasks import list_size_of
+from embark.spec import RunSpec, list_size_of
 from embark.store.checkpoint_inspect import TrainedRun
 from embark.values import JsonDict, frozen
 
@@ -104,8 +103,8 @@ def _refuse_without_features(trained: TrainedRun) -> None:
 
 
 def measure_importance(
-    trained: TrainedRun, open_backend: Callable[[RunSpec], TrainerBackend], num_rows: int, *, data: str = "",
-    split: str = "", on_progress: Callable[[int, int], None] | None = None,
+    trained: TrainedRun, open_backend: Callable[[RunSpec], TrainerBackend], num_rows: int, *, data: str,
+    split: str, on_progress: Callable[[int, int], None] | None,
 ) -> ImportanceResult:
     """Measure the importance of every feature, on rows as `evaluate_run` takes them, of which at most `num_rows`."""
     _refuse_without_features(trained)
@@ -189,7 +188,7 @@ class RowSlice:
     """Positions of the rows of a slice."""
 
     label: str
-    samples: NDArray[np.int64]
+    samples: Int64s
     id: int | None = None
 
 
@@ -220,7 +219,7 @@ def _values(rows: RowsInMemory, feature: int, top: int) -> list[RowSlice]:
     return parts
 
 
-def _ranges(values: NDArray[np.float32]) -> Iterator[RowSlice]:
+def _ranges(values: Floats) -> Iterator[RowSlice]:
     edges = np.unique(np.quantile(values, np.linspace(0, 1, NUM_RANGES + 1)[1:-1], method="lower"))
     bins = np.searchsorted(edges, values, side="left")
     for number in range(len(edges) + 1):

@@ -19,8 +19,7 @@ from embark.run.resolve import ResolvedRun
 from embark.run.trainer import Ranks, Trainer, World
 from embark.spec import RunSpec, to_toml
 from embark.stack.versions import installed
-from embark.store import RunDir, write_atomic
-from embark.store.run_dir import EVENTS
+from embark.store import EVENTS, RunDir, write_atomic
 from embark.values import JsonDict
 
 

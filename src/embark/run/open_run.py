@@ -18,12 +18,11 @@ from embark.run.resolve import ResolvedRun, resolve_run
 from embark.run.signals import StopSignals, stopped_by
 from embark.run.trainer import Ranks
 from embark.spec import RunSpec, TrainSpec
-from embark.store import RunDir, first_free_run, run_uri
+from embark.store import EVENTS, RunDir, first_free_run, run_uri
 from embark.store.atomic_file import make_directory
 from embark.store.checkpoint_store import EARLY_STOPPING
 from embark.store.errors import explain
 from embark.store.lease import FOLDER, MAX_TTL_S, TTL_S, acquire, current_holder, process_mark
-from embark.store.run_dir import EVENTS
 from embark.values import JsonDict
 
 TTL = "EMBARK_LEASE_S"  # Seconds to wait for a process on another machine that gives no sign of life.
@@ -70,7 +69,7 @@ class RunOpener:
                 refuse_over_budget(spec, run_dir)
         except EmbarkError as error:
             self.begun = error
-            if os.environ.get("WORLD_SIZE", "1") == "1":
+            if os.getenv("WORLD_SIZE", "1") == "1":
                 raise
 
     def _record_end(self, run_dir: RunDir, num_bytes: int, error: BaseException | None, *, is_first: bool) -> None:
@@ -137,7 +136,7 @@ def record_event(run_dir: RunDir, event: Event) -> None:
 def lease_ttl_s(spec: RunSpec) -> float:
     """Return how long a lease is valid: at most half of what the other ranks wait for the first one, which may have to
     wait for the lease to expire."""
-    text = os.environ.get(TTL, "")
+    text = os.getenv(TTL, "")
     try:
         seconds = float(text) if text else TTL_S
     except ValueError:
@@ -190,7 +189,7 @@ def finished_result(spec: RunSpec, view: Sequence[Sink]) -> JsonDict | None:
     run itself would, if another model was trained there.
     """
     run_dir = RunDir(run_uri(spec.store.root, spec.name))
-    if run_dir.is_remote or os.environ.get("WORLD_SIZE", "1") != "1" or not run_dir.events.is_file():
+    if run_dir.is_remote or os.getenv("WORLD_SIZE", "1") != "1" or not run_dir.events.is_file():
         return None
     events = life_events(run_dir)
     step = last_finished_step(events)

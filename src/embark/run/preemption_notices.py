@@ -103,7 +103,7 @@ class _Source(ABC):
     cloud = variable = remedy = prefix = ""
 
     def __init__(self, poll_s: float, timeout_s: float) -> None:
-        said = os.environ.get(self.variable, "").rstrip("/") or LINK_LOCAL
+        said = os.getenv(self.variable, "").rstrip("/") or LINK_LOCAL
         self.endpoint = said if "://" in said else f"http://{said}"
         self.poll_s, self.timeout_s = poll_s, timeout_s
         self.headers: dict[str, str] = {}

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from embark.features.arrays import Doubles
+
 KS = (5, 10, 20, 50)
 SUMS = ("recall_at_k", "ndcg_at_k", "hit_at_k", "num_users")
 
 
-def ranking_sums(top: NDArray[np.integer], relevant: Sequence[NDArray[np.integer]]) -> NDArray[np.float64]:
+def ranking_sums(top: NDArray[np.integer], relevant: Sequence[NDArray[np.integer]]) -> Doubles:
     """Return the sums of `SUMS`. `top` is `[users, K]`, the best first and without repeats; −1 if there are fewer."""
     num_users, k = top.shape
     sums = np.zeros(len(SUMS))
@@ -30,7 +32,7 @@ def ranking_sums(top: NDArray[np.integer], relevant: Sequence[NDArray[np.integer
     return sums
 
 
-def sums_of_ranks(ranks: NDArray[np.integer], k: int) -> NDArray[np.float64]:
+def sums_of_ranks(ranks: NDArray[np.integer], k: int) -> Doubles:
     """Return the sums of `SUMS` if each user has one relevant item, before which `ranks` [users] other candidates
     stand."""
     top = ranks[ranks < k]
@@ -49,7 +51,7 @@ def metrics_of_ranks(ranks: NDArray[np.integer], num_candidates: float) -> dict[
     return found
 
 
-def ranking_metrics(sums: NDArray[np.float64], k: int) -> dict[str, float]:
+def ranking_metrics(sums: Doubles, k: int) -> dict[str, float]:
     """Turn the sums over all users into means; NaN without users."""
     num_users = float(sums[-1])
     means = sums[:-1] / num_users if num_users else np.full(len(SUMS) - 1, np.nan)

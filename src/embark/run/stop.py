@@ -1,5 +1,7 @@
 """All ranks decide together at every step: stop, save, or continue."""
 
+from dataclasses import dataclass
+
 from embark.run.budget import BudgetGuard
 from embark.run.preemption_notices import NoticeWatch
 from embark.run.signals import NAMES, StopSignals
@@ -16,21 +18,22 @@ class Decision:
     is_save_due: bool = False
 
 
+@dataclass
 class StopCoordinator:
     """Lets all ranks decide together by one small all-reduce in each step; one rank decides alone."""
 
-    def __init__(
-        self, signals: StopSignals, notices: NoticeWatch, world: Ranks, guard: BudgetGuard | None = None,
-        lease: Lease | None = None,
-    ) -> None:
-        self._signals, self._notices, self._world, self._guard, self._lease = signals, notices, world, guard, lease
-        self._has_reported_problem = False
+    signals: StopSignals
+    notices: NoticeWatch
+    world: Ranks
+    guard: BudgetGuard | None = None
+    lease: Lease | None = None
+    _has_reported_problem = False
 
     def decide(self, *, is_save_due: bool = False) -> Decision:
         """Decide whether to stop and whether to save. Rank 0 says when to save."""
         caught = self._caught()
-        wants_save = is_save_due and self._world.is_first
-        *stops, saves = self._world.sum_of([*(int(name == caught) for name in NAMES), int(wants_save)])
+        wants_save = is_save_due and self.world.is_first
+        *stops, saves = self.world.sum_of([*(int(name == caught) for name in NAMES), int(wants_save)])
         return Decision(next((name for name, flag in zip(NAMES, stops, strict=True) if flag), ""), bool(saves))
 
     def is_asked(self) -> bool:
@@ -38,18 +41,18 @@ class StopCoordinator:
         return bool(self._caught())
 
     def _caught(self) -> str:
-        is_spent = self._guard is not None and self._guard.is_spent()
-        is_lost = self._lease is not None and self._lease.is_lost()
-        has_notice = self._notices.notice()
-        return ("lease" if is_lost else self._signals.look() or ("notice" if has_notice else "")
+        is_spent = self.guard is not None and self.guard.is_spent()
+        is_lost = self.lease is not None and self.lease.is_lost()
+        has_notice = self.notices.notice()
+        return ("lease" if is_lost else self.signals.look() or ("notice" if has_notice else "")
                 or ("budget" if is_spent else ""))
 
     def new_problem(self) -> str:
         """Return once why preemption notices cannot be seen."""
-        if self._has_reported_problem or not self._notices.problem:
+        if self._has_reported_problem or not self.notices.problem:
             return ""
         self._has_reported_problem = True
-        return self._notices.problem
+        return self.notices.problem
 
     def is_stopping(self) -> bool:
         """Decide together between steps, as in an evaluation."""

@@ -4,14 +4,13 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
+from embark.features.arrays import Doubles
 from embark.run.evaluation import STATE_SIZE, metrics_of, of_probabilities, ratio
 from embark.run.trainer import Ranks
-from embark.spec.tasks import Task, main_task
+from embark.spec import Task, main_task
 from embark.values import JsonDict
 
-F64 = NDArray[np.float64]
 LOSSES = {"binary": "log_loss", "regression": "mse", "softmax": "cross_entropy", "listwise": "cross_entropy"}
 """Name of the metric that is a task's loss."""
 OF_MAIN = ("auc", "normalized_entropy", "calibration", "auc_error", "best_auc")
@@ -23,7 +22,7 @@ def state_size(task: Task) -> int:
     return {"binary": STATE_SIZE, "regression": 5, "softmax": 3, "listwise": 4}[task.loss]
 
 
-def metrics_of_task(task: Task, state: F64) -> dict[str, float]:
+def metrics_of_task(task: Task, state: Doubles) -> dict[str, float]:
     """Return the metrics from sums over samples that have a label; undefined ones are NaN. Sums of a regression: the
     squared and the absolute errors, the labels, their squares and the number of samples. Sums of classes: the losses,
     how many are right, and the number. Sums of lists: the losses, NDCG, hits, and the number of lists with a relevant
@@ -62,7 +61,7 @@ def with_best(
                                          for name, of_task in metrics[TASKS].items()})}
 
 
-def best_of(world: Ranks, tasks: Sequence[Task], outputs: F64, labels: F64) -> dict[str, dict[str, float]]:
+def best_of(world: Ranks, tasks: Sequence[Task], outputs: Doubles, labels: Doubles) -> dict[str, dict[str, float]]:
     """Return what the true probabilities [n, outputs] reach, by binary task, over all ranks."""
     found: dict[str, dict[str, float]] = {}
     ends = np.cumsum([task.num_outputs for task in tasks])

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from embark.values import JsonDict
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from embark.data import Batch, SampleSource
     from embark.errors import EmbarkError
+    from embark.features.arrays import Bytes
     from embark.run.checkpointer import Checkpointer
     from embark.run.clock import Waits
     from embark.run.evaluation import Trouble
@@ -136,7 +134,7 @@ class TrainerBackend(Protocol):
     def join(self, place: PlaceSpec) -> AbstractContextManager[Any]:
         """Join the other ranks; gives this process's `World`."""
 
-    def allocator(self, world: Any) -> Callable[[int], NDArray[np.uint8]] | None:
+    def allocator(self, world: Any) -> Callable[[int], Bytes] | None:
         """Return how to allocate host memory for batches; None for ordinary memory."""
 
     def build(self, spec: RunSpec, world: Any, num_steps: int, source: SampleSource, run_dir: RunDir) -> Trainer: ...

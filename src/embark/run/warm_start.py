@@ -10,8 +10,7 @@ from typing import Any
 from embark.data.prepared.cache import read_manifest
 from embark.data.prepared.manifest import EARLIER
 from embark.errors import UserError
-from embark.spec import RunSpec
-from embark.spec.model import POOLED_KINDS
+from embark.spec import POOLED_KINDS, RunSpec
 from embark.spec.run import DATA, KEY
 from embark.spec.train import SIZES, SUITED
 from embark.store import Checkpoint, RunDir, find_run, run_uri

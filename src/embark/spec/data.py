@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Collection, Iterator
 from datetime import UTC, date, datetime
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
-from embark.errors import Mistake, conflict
+from embark.errors import Mistakes, conflict
 from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
 from embark.spec.user_code import CUSTOM_KIND, is_custom
 
@@ -49,7 +48,7 @@ def is_of_log(spec: RunSpec) -> bool:
         is_next_item or data.prepare.split == "last" or data.interactions != InteractionsSpec())
 
 
-def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def interactions_mistakes(spec: RunSpec) -> Mistakes:
     """Find conflicts of `[data.interactions]` with the model and with how the data is prepared."""
     data, model = spec.data, spec.model
     if data.kind == "prepared" and is_of_log(spec):
@@ -68,10 +67,6 @@ def interactions_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     if model.sequence.times and not data.time_column:
         yield conflict("model.sequence.times", model.sequence.times, "the rows have no time",
                        "name their column in data.time_column")
-
-
-REMOVED_OPTIONS = frozenset({"new_ids", "split_column"})
-"""Fields that the records of earlier data and artifacts have, and `[data]` has no more."""
 
 
 def moment(text: str) -> datetime:
@@ -191,8 +186,7 @@ class PrepareSpec(Section):
     """Worker processes; 0: one per core, or fewer if `memory_gb` requires it. With `ray`, tasks at once; 0: as many as
     the cluster has cores and memory for."""
 
-    def left_out(self) -> Collection[str]:
-        return [name for name in ("encoding", "decimal", "label_is", "executor") if self.has_default(name)]
+    omitted = ("encoding", "decimal", "label_is", "executor")
 
 
 class DataSpec(Section):
@@ -251,8 +245,7 @@ class DataSpec(Section):
     prepare: PrepareSpec = PrepareSpec()
     interactions: InteractionsSpec = InteractionsSpec()
 
-    def left_out(self) -> Collection[str]:
-        return ["task_conflict"] if self.has_default("task_conflict") else []
+    omitted = ("task_conflict",)
 
     @property
     def is_custom(self) -> bool:

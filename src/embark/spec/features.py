@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from itertools import pairwise
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from embark.errors import Mistake, conflict
+from embark.errors import Mistakes, conflict
 from embark.spec.model import Rows, Table
-from embark.spec.section import PositiveInt, Section
+from embark.spec.section import Many, PositiveInt, Section
 from embark.spec.tasks import main_task
 from embark.spec.time_formats import checked_format, checked_zone
 from embark.values import JsonDict, JsonMap
@@ -26,7 +26,12 @@ TimePart = Literal["hour", "weekday", "day", "month", "age"]
 NumberTransform = Literal["standardize", "quantiles", "piecewise_linear", "log", "mlperf", "clip", "none"]
 
 
-class ColumnFeatures(Section):
+class _OnlyGiven(Section):
+    def left_out(self) -> Collection[str]:
+        return [name for name in type(self).model_fields if self.has_default(name)]
+
+
+class ColumnFeatures(_OnlyGiven):
     """`[features.columns.NAME]`: what differs for one column."""
 
     transform: Literal["auto", NumberTransform] | None = None
@@ -43,7 +48,7 @@ class ColumnFeatures(Section):
     """Larger values count as this."""
     decimal: Literal["", ".", ","] = ""
     """In place of `data.prepare.decimal`."""
-    parts: Annotated[tuple[TimePart, ...], Field(strict=False)] = ()
+    parts: Many[TimePart] = ()
     """Features of a column of dates or times: `hour` of the day, `weekday`, `day` of the month and `month` become
     tables of 25, 8, 32 and 13 rows; `age`, the days from the column to the row's `data.time_column`, becomes a
     number."""
@@ -63,7 +68,7 @@ class ColumnFeatures(Section):
     only if all their rows are: with 2, tables of a tenth of the values' number suffice."""
     words: bool = False
     """The column is text: its words, in lower case, are a list of ids, the first `max_ids` of them."""
-    statistics: Annotated[tuple[Statistic, ...], Field(strict=False)] = ()
+    statistics: Many[Statistic] = ()
     """Ids: dense values beside the table. `count`: ln(1 + training rows with the value). `label_rate`: their smoothed
     label rate, in log odds less those of all rows. A training row gets those of earlier rows."""
 
@@ -71,9 +76,6 @@ class ColumnFeatures(Section):
     def is_of_ids(self) -> bool:
         """Whether something is said that only a column of ids has."""
         return not all(self.has_default(name) for name in ID_FIELDS)
-
-    def left_out(self) -> Collection[str]:
-        return [name for name in type(self).model_fields if self.has_default(name)]
 
 
 ID_FIELDS = ("rows", "min_count", "max_ids", "num_hashes", "words", "statistics")
@@ -102,11 +104,10 @@ class CrossFeatures(Section):
                        AfterValidator(ByColumn)] = Field(default=ByColumn())
     """Number columns among `columns`, each with the rising boundaries between its buckets."""
 
-    def left_out(self) -> Collection[str]:
-        return [name for name in ("name", "rows", "min_count", "buckets") if self.has_default(name)]
+    omitted = ("name", "rows", "min_count", "buckets")
 
 
-class FeaturesSpec(Section):
+class FeaturesSpec(_OnlyGiven):
     """`[features]`: how columns become the values that the model takes, in training and in serving. Statistics are
     those of training rows."""
 
@@ -128,7 +129,7 @@ class FeaturesSpec(Section):
     quantile buckets of training rows, and row 0 for a missing number. `auto`: where no column holds ids."""
     columns: Annotated[dict[str, ColumnFeatures], AfterValidator(ByColumn)] = Field(default=ByColumn())
     """Settings of single columns, by name."""
-    crosses: Annotated[tuple[CrossFeatures, ...], Field(strict=False)] = ()
+    crosses: Many[CrossFeatures] = ()
     """Tables for the values that columns have together, one `[[features.crosses]]` each."""
     fitted: str = Field(default="", max_length=10_000_000)
     """Means, scales and boundaries of `data.kind = "columns"`, which a run computes and which travel with its spec."""
@@ -151,9 +152,6 @@ class FeaturesSpec(Section):
     def bucket_rows(self, column: str) -> int:
         """Return the rows of that table."""
         return (self.of(column).num_buckets or self.num_buckets) + 1
-
-    def left_out(self) -> Collection[str]:
-        return [name for name in type(self).model_fields if self.has_default(name)]
 
 
 def table_name(column: str) -> str:
@@ -210,7 +208,7 @@ _ONE_VALUE = 'makes several values of a column, and data.kind = "columns" has on
 _PREPARE = "prepare the data, or use another transform"
 
 
-def features_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def features_mistakes(spec: RunSpec) -> Mistakes:
     """Find conflicts of `[features]` with the data."""
     features, data = spec.features, spec.data
     is_of_log = data.kind == "interactions" and {*features.columns} == {data.time_column}

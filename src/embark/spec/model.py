@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping
+from dataclasses import field
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from embark.errors import Mistake, conflict
+from embark.errors import Mistakes, conflict
 from embark.spec.section import NonNegativeInt, PositiveInt, Section, remembered
 from embark.spec.sequence import SequenceSpec
 from embark.spec.tasks import HEAD_FIELDS, TaskHead, Tasks
 from embark.spec.two_tower import TwoTowerSpec
 from embark.spec.user_code import CUSTOM_KIND, is_custom
+from embark.values import JsonDict, frozen
 
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec
@@ -40,6 +41,8 @@ TableOptimizer = Literal["sgd", "adagrad", "rowwise_adagrad", "adam", "rowwise_a
 TableDtype = Literal["fp32", "fp16", "bf16"]
 TableSharding = Literal["table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise",
                         "grid_shard"]
+SHARED = ("rows", "dim", "pooling", "learning_rate", "init_range", "optimizer", "dtype", "sharding", *DYNAMIC_FIELDS)
+"""Fields of a table that all features share."""
 
 
 class Table(Section):
@@ -154,18 +157,14 @@ class Table(Section):
         return {**({"rows": 2**31 - 1} if is_any_number else {}),
                 **({"multi_hot": length} if length is not None else {}), **values}
 
-    def left_out(self) -> Collection[str]:
-        return [name for name in (*SHARED[3:], "shares", "max_length", "mean_length", "lookup", "weights_column")
-                if self.has_default(name)]
+    omitted = (*SHARED[3:], "shares", "max_length", "mean_length", "lookup", "weights_column")
 
 
 CANDIDATE = "candidate"
 """The column with the item to score, in rows for a model of the next item."""
-SHARED = ("rows", "dim", "pooling", "learning_rate", "init_range", "optimizer", "dtype", "sharding", *DYNAMIC_FIELDS)
-"""Fields of a table that all features share."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoredTable:
     """Rows that are stored once, and the features that look them up."""
 
@@ -287,7 +286,7 @@ class ModelSpec(Section):
         if not any(table.get("shares") for table in given):
             return tables
 
-        def of_shared(name: object) -> dict[str, Any]:
+        def of_shared(name: object) -> JsonDict:
             shared = by_name.get(str(name))
             if shared is None or shared.get("shares"):
                 return {"rows": 1}  # refused later on, for the name, not for lack of rows
@@ -397,7 +396,7 @@ def id_map_bytes(table: Table, num_ranks: int) -> int:
     return buckets * (BUCKET_SLOTS * (8 + 2 + 4 + 4) + (4 * BUCKET_COUNTERS if table.admit == "count" else 0))
 
 
-def dynamic_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def dynamic_mistakes(spec: RunSpec) -> Mistakes:
     """Find conflicts of dynamic tables, and fields of theirs in other tables."""
     for index, table in enumerate(spec.model.tables):
         where = f"model.tables.{index}"

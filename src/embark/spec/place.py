@@ -1,11 +1,10 @@
 """`[place]`: where the run executes, locally or in a cloud."""
 
-from collections.abc import Collection
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, PositiveFloat
 
-from embark.spec.section import NonNegativeInt, PositiveInt, Section
+from embark.spec.section import Many, NonNegativeInt, PositiveInt, Section
 
 PodTarget = Literal["job", "jobset", "trainjob", "pytorchjob", "ray", "torchx"]
 ServeTarget = Literal["serve", "kserve", "cloud-run", "vertex-endpoint", "sagemaker", "azureml"]
@@ -19,18 +18,15 @@ _IMAGE = (
 )
 _FILE = r"^[A-Za-z0-9_][A-Za-z0-9._-]*(/[A-Za-z0-9_][A-Za-z0-9._-]*)*$"
 IDENTITY = r"^[A-Za-z0-9][A-Za-z0-9:/@._+=,-]*$|^$"
-Paths = Annotated[tuple[Annotated[str, Field(max_length=200, pattern=_FILE)], ...], Field(strict=False)]
+Paths = Many[Annotated[str, Field(max_length=200, pattern=_FILE)]]
 
 _KEY = r"([a-z0-9A-Z][a-zA-Z0-9._-]*/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
 _VALUE = r"([A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?)?"
 _QUANTITY = r"[0-9]+(\.[0-9]+)?(m|[kMGTPE]|[KMGTPE]i)?"
-Labels = Annotated[tuple[Annotated[str, Field(max_length=400, pattern=f"^{_KEY}={_VALUE}$")], ...],
-                   Field(strict=False)]
-Taints = Annotated[tuple[Annotated[str, Field(
-    max_length=400, pattern=f"^{_KEY}(={_VALUE})?:(NoSchedule|NoExecute|PreferNoSchedule)$")], ...],
-    Field(strict=False)]
-Amounts = Annotated[tuple[Annotated[str, Field(max_length=400, pattern=f"^{_KEY}={_QUANTITY}$")], ...],
-                    Field(strict=False)]
+Labels = Many[Annotated[str, Field(max_length=400, pattern=f"^{_KEY}={_VALUE}$")]]
+Taints = Many[Annotated[str, Field(
+    max_length=400, pattern=f"^{_KEY}(={_VALUE})?:(NoSchedule|NoExecute|PreferNoSchedule)$")]]
+Amounts = Many[Annotated[str, Field(max_length=400, pattern=f"^{_KEY}={_QUANTITY}$")]]
 
 CLUSTER_TARGETS: tuple[Target, ...] = (*get_args(PodTarget), "follow", "serve", "kserve")
 """Targets whose pods run in a Kubernetes cluster."""
@@ -68,7 +64,7 @@ class SlurmSpec(Section):
     """The quality of service; empty: the default."""
     constraint: SlurmName = ""
     """Features that the nodes must have, such as `h100&ib`."""
-    options: Annotated[tuple[Annotated[str, Field(pattern=f"^--[a-z]{_PRINTABLE}")], ...], Field(strict=False)] = ()
+    options: Many[Annotated[str, Field(pattern=f"^--[a-z]{_PRINTABLE}")]] = ()
     """Further options of `sbatch`, such as `--time=1-00:00:00` or `--reservation=NAME`."""
     gpus_per_node: NonNegativeInt | None = None
     """GPUs of each node, with a rank for each; default: those of `place.machine`, else none and one rank."""
@@ -82,11 +78,11 @@ class SlurmSpec(Section):
     """What runs `place.image`: Pyxis with Enroot, or Apptainer. Empty: no container, the Python of `venv`."""
     image_file: str = Field(default="", pattern=rf"{_FOLDER}|^$")
     """An image as a file that every node sees (`.sqsh` of Enroot, `.sif` of Apptainer), instead of `place.image`."""
-    mounts: Annotated[tuple[Annotated[str, Field(pattern=_FOLDER)], ...], Field(strict=False)] = ()
+    mounts: Many[Annotated[str, Field(pattern=_FOLDER)]] = ()
     """Folders of the nodes that the container sees under the same path, besides the directory of the submission."""
     venv: str = Field(default="", pattern=rf"{_FOLDER}|^$")
     """A virtual environment with Embark that every node sees; empty: the `python` of PATH after `setup`."""
-    setup: Annotated[tuple[Annotated[str, Field(pattern=f"^{_PRINTABLE}")], ...], Field(strict=False)] = ()
+    setup: Many[Annotated[str, Field(pattern=f"^{_PRINTABLE}")]] = ()
     """Shell lines that every attempt begins with, such as `module load cuda`."""
 
 
@@ -130,7 +126,7 @@ class PlaceSpec(Section):
     its publisher, servers and broker on Kubernetes. The others train nothing: they deploy an
     exported model as `[serve]` says, on Kubernetes (`serve`, `kserve`) or as a managed endpoint (`cloud-run`,
     `vertex-endpoint`, `sagemaker`, `azureml`)."""
-    render_targets: Annotated[tuple[PodTarget, ...], Field(strict=False)] = ()
+    render_targets: Many[PodTarget] = ()
     """Kubernetes targets whose files `embark render` writes besides those of `target`, into the same folder. They need
     the same cluster, so they have no effect if `target` is not one of them."""
     cluster: Literal["create", "existing"] = "create"
@@ -182,8 +178,7 @@ class PlaceSpec(Section):
     """Budget for the run's machines: before exceeding it, the run saves and ends, and is not restarted."""
     slurm: SlurmSpec = SlurmSpec()
 
-    def left_out(self) -> Collection[str]:
-        return ("slurm",) if self.has_default("slurm") else ()
+    omitted = ("slurm",)
 
     @property
     def is_existing(self) -> bool:

@@ -1,16 +1,16 @@
 """`RunSpec`: all sections together, and the constraints between them."""
 
-from collections.abc import Collection, Iterator, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Sequence
+from typing import Any, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
-from embark.errors import Mistake, SpecError, conflict, nearest
+from embark.errors import Mistakes, SpecError, conflict, nearest
 from embark.spec.data import DataSpec, interactions_mistakes, moment
 from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, features_mistakes, legacy_features
 from embark.spec.model import ONE_WIDTH_KINDS, OWN_FIELDS, SHARED, ModelSpec, dynamic_mistakes
 from embark.spec.place import CLUSTER_TARGETS, ELASTIC_TARGETS, EXISTING_FIELDS, PlaceSpec
-from embark.spec.section import Names, NonNegativeInt, PositiveInt, Section
+from embark.spec.section import Many, Names, NonNegativeInt, PositiveInt, Section
 from embark.spec.sequence import EMBEDDING_SHARDINGS, sequence_mistakes
 from embark.spec.serve import PublishSpec, ServeSpec
 from embark.spec.stream import StreamSpec, stream_mistakes
@@ -48,7 +48,7 @@ ACCEPTABLE = LEARNING_FIELDS | {DATA, UNRECORDED}
 """What `--accept-change` takes."""
 
 
-Sinks = Annotated[tuple[Literal["cloudwatch", "otlp", "wandb", "mlflow"], ...], Field(strict=False)]
+Sinks = Many[Literal["cloudwatch", "otlp", "wandb", "mlflow"]]
 
 
 class WatchSpec(Section):
@@ -121,8 +121,7 @@ class RunSpec(Section):
     serve: ServeSpec = ServeSpec()
     stream: StreamSpec = StreamSpec()
 
-    def left_out(self) -> Collection[str]:
-        return ["features"] if self.has_default("features") else []
+    omitted = ("features",)
 
     @model_validator(mode="before")
     @classmethod
@@ -142,7 +141,7 @@ class RunSpec(Section):
         """Whether some table is in bf16, which only the CUDA-graph engine trains."""
         return any((table.dtype or self.train.table_dtype) == "bf16" for table in self.model.stored_tables())
 
-    def mistakes(self) -> Iterator[Mistake]:
+    def mistakes(self) -> Mistakes:
         """Find conflicts between fields that are each valid alone."""
         for find in (_model_mistakes, two_tower_mistakes, sequence_mistakes, dynamic_mistakes, _data_mistakes,
                      task_mistakes, metric_mistakes, interactions_mistakes, features_mistakes, stream_mistakes,
@@ -161,14 +160,14 @@ def accepting(spec: RunSpec, fields: Sequence[str]) -> RunSpec:
     return changed
 
 
-def _acceptance_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def _acceptance_mistakes(spec: RunSpec) -> Mistakes:
     for name in spec.store.accept_changes:
         if name not in ACCEPTABLE:
             yield conflict("store.accept_changes", name, "is not a field that decides what a run learns",
                            nearest(name, ACCEPTABLE))
 
 
-def _model_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def _model_mistakes(spec: RunSpec) -> Mistakes:
     model, rows = spec.model, spec.model.rows_per_table
     if not model.tables and isinstance(rows, tuple) and len(rows) != model.num_tables:
         yield conflict("model.rows_per_table", rows,
@@ -203,7 +202,7 @@ def _model_mistakes(spec: RunSpec) -> Iterator[Mistake]:
             break
 
 
-def _sharing_mistakes(model: ModelSpec) -> Iterator[Mistake]:
+def _sharing_mistakes(model: ModelSpec) -> Mistakes:
     tables = {table.name: table for table in model.tables}
     for index, table in enumerate(model.tables):
         shared = tables.get(table.shares)
@@ -222,7 +221,7 @@ def _sharing_mistakes(model: ModelSpec) -> Iterator[Mistake]:
                                f"{'not given' if there is None else there}", "leave it out, or set it there")
 
 
-def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def _data_mistakes(spec: RunSpec) -> Mistakes:
     data, model = spec.data, spec.model
     if data.kind in ("columns", "interactions", "prepared") and not data.path:
         what = "folder" if data.kind == "prepared" else "file"
@@ -243,7 +242,7 @@ def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                        "make it smaller")
 
 
-def _prepare_mistakes(data: DataSpec, features: FeaturesSpec) -> Iterator[Mistake]:
+def _prepare_mistakes(data: DataSpec, features: FeaturesSpec) -> Mistakes:
     prepare = data.prepare
     files, is_by_file = prepare.validation_files, prepare.split == "file"
     if is_by_file and not files:
@@ -264,7 +263,7 @@ def _prepare_mistakes(data: DataSpec, features: FeaturesSpec) -> Iterator[Mistak
         yield conflict("data.prepare", name, "the column has two roles", "name it once")
 
 
-def _time_mistakes(data: DataSpec, features: FeaturesSpec) -> Iterator[Mistake]:
+def _time_mistakes(data: DataSpec, features: FeaturesSpec) -> Mistakes:
     prepare, column = data.prepare, data.time_column
     first, last = prepare.validation_from, prepare.test_from
     with_age = [name for name, parts in features.times.items() if "age" in parts]
@@ -285,7 +284,7 @@ def _time_mistakes(data: DataSpec, features: FeaturesSpec) -> Iterator[Mistake]:
                        "has no effect next to data.prepare.validation_from", "set data.prepare.test_from instead")
 
 
-def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def _train_mistakes(spec: RunSpec) -> Mistakes:
     train, device = spec.train, spec.place.device
     chosen = [("train.optimizer", train.optimizer), *((f"model.tables.{index}.optimizer", table.optimizer or "")
                                                       for index, table in enumerate(spec.model.tables))]
@@ -310,7 +309,7 @@ def _train_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                                 'set train.decay = "linear", "polynomial" or "cosine"')
 
 
-def _table_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def _table_mistakes(spec: RunSpec) -> Mistakes:
     """Find conflicts of the fields by which a table differs from `[train]`."""
     for index, table in enumerate(spec.model.tables):
         where = f"model.tables.{index}"
@@ -333,7 +332,7 @@ def _table_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                            'dtype = "fp32" for it')
 
 
-def _weight_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def _weight_mistakes(spec: RunSpec) -> Mistakes:
     """Find conflicts of weighted ids."""
     for index, table in enumerate(spec.model.tables):
         why = fix = ""
@@ -347,7 +346,7 @@ def _weight_mistakes(spec: RunSpec) -> Iterator[Mistake]:
             yield conflict(f"model.tables.{index}.weights_column", table.weights_column, why, fix)
 
 
-def penalty_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def penalty_mistakes(spec: RunSpec) -> Mistakes:
     """Find tables that `train.embedding_l2` cannot penalize; a run asks again, once its data has named the tables."""
     several = [table for table in spec.model.tables if table.multi_hot > 1]
     if spec.train.embedding_l2 and several:
@@ -358,7 +357,7 @@ def penalty_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                        "leave it out, or set multi_hot = 1; train.weight_decay and model.dropout regularize too")
 
 
-def _cluster_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def _cluster_mistakes(spec: RunSpec) -> Mistakes:
     place = spec.place
     if not place.is_existing:
         yield from place.unused("place", EXISTING_FIELDS, 'with place.cluster = "create"',
@@ -373,7 +372,7 @@ def _cluster_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                        "set place.claim to a PersistentVolumeClaim of place.namespace")
 
 
-def _elastic_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def _elastic_mistakes(spec: RunSpec) -> Mistakes:
     place, serve = spec.place, spec.serve
     if serve.min_replicas > serve.max_replicas:
         yield conflict("serve.min_replicas", serve.min_replicas,

@@ -1,17 +1,18 @@
 """Base class of every section of a spec: frozen, strict, no unknown keys."""
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from functools import cache, wraps
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Self, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from embark.errors import Mistake, conflict
+from embark.errors import Mistakes, conflict
 from embark.values import JsonDict
 
 NUM_REMEMBERED = 8
 S = TypeVar("S", bound="Section")
 R = TypeVar("R")
+T = TypeVar("T")
 MAX_NUMBER = 2**53  # What JSON keeps exact; TOML has 64 bits.
 
 
@@ -23,7 +24,8 @@ def _exact(value: int) -> int:
 
 PositiveInt = Annotated[int, Field(gt=0), AfterValidator(_exact)]  # A bound by `le` would override that of a field.
 NonNegativeInt = Annotated[int, Field(ge=0), AfterValidator(_exact)]
-Names = Annotated[tuple[str, ...], Field(strict=False)]
+Many = Annotated[tuple[T, ...], Field(strict=False)]  # TOML has lists.
+Names = Many[str]
 
 
 class Section(BaseModel):
@@ -41,15 +43,19 @@ class Section(BaseModel):
         """Tell whether a field has its default, given or not."""
         return bool(getattr(self, field) == _defaults(type(self))[field])
 
-    def unused(self, section: str, fields: Iterable[str], why: str, fix: str) -> Iterator[Mistake]:
+    def unused(self, section: str, fields: Iterable[str], why: str, fix: str) -> Mistakes:
         """Report those of `fields` that were changed although nothing reads them."""
         for name in fields:
             if not self.has_default(name):
                 yield conflict(f"{section}.{name}", getattr(self, name), f"has no effect {why}", fix)
 
+    omitted: ClassVar[Collection[str]] = ()
+    """Fields that are not stored while they have their defaults, so that the record of a run that does not use them
+    stays the same."""
+
     def left_out(self) -> Collection[str]:
-        """Name the fields that are not stored, so that the record of a run that does not use them stays the same."""
-        return ()
+        """Name the fields that are not stored."""
+        return [name for name in self.omitted if self.has_default(name)]
 
     @model_serializer(mode="wrap")
     def _without_left_out(self, dump: SerializerFunctionWrapHandler) -> JsonDict:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from embark.errors import Mistake, conflict, nearest
+from embark.errors import Mistakes, conflict, nearest
 from embark.spec.section import PositiveInt, Section
 
 if TYPE_CHECKING:
@@ -49,7 +48,7 @@ class SequenceSpec(Section):
         return bool(self.negatives)
 
 
-def sequence_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def sequence_mistakes(spec: RunSpec) -> Mistakes:
     """Find conflicts of sequence features and of the models that read them."""
     model, tables = spec.model, {table.name: table for table in spec.model.tables}
     for index, table in enumerate(model.tables):
@@ -85,7 +84,7 @@ def sequence_mistakes(spec: RunSpec) -> Iterator[Mistake]:
         yield conflict("model.tasks", len(model.tasks), "models of sequences have one task", "leave it out")
 
 
-def _role_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def _role_mistakes(spec: RunSpec) -> Mistakes:
     model, roles = spec.model, spec.model.sequence
     tables = {table.name: table for table in model.table_list()}
     allowed = {"din": ("history", "candidate"), "sasrec": ("history", "negatives", "times"),

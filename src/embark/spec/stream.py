@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from embark.errors import Mistake, conflict
+from embark.errors import Mistakes, conflict
 from embark.spec.section import Names, PositiveInt, Section
 from embark.spec.user_code import CUSTOM_KIND, is_custom
 
@@ -84,7 +84,7 @@ class StreamSpec(Section):
         return StreamSpec.model_fields if self == StreamSpec() else ()
 
 
-def stream_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def stream_mistakes(spec: RunSpec) -> Mistakes:
     """Find conflicts of `[stream]` with itself and with the model."""
     stream, train = spec.stream, spec.train
     if not stream.is_on:

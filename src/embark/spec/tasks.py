@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
-from embark.errors import Mistake, conflict
+from embark.errors import Mistakes, conflict
 from embark.spec.section import Names, Section
 
 if TYPE_CHECKING:
@@ -51,8 +50,7 @@ class Task(Section):
         """How many numbers the network computes for the task."""
         return self.num_classes if self.loss == "softmax" else 1
 
-    def left_out(self) -> Collection[str]:
-        return [name for name in ("num_classes", "list_size", "k", "above", "label_is") if self.has_default(name)]
+    omitted = ("num_classes", "list_size", "k", "above", "label_is")
 
 
 Tasks = Annotated[tuple[Task, ...], Field(strict=False, max_length=MAX_TASKS)]
@@ -74,7 +72,7 @@ def main_task(tasks: tuple[Task, ...]) -> int:
     return next((number for number, task in enumerate(tasks) if task.loss == "binary"), -1)
 
 
-def task_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def task_mistakes(spec: RunSpec) -> Mistakes:
     """Find conflicts of `[[model.tasks]]` with the model and the data."""
     model, tasks = spec.model, spec.model.tasks
     if not tasks:
@@ -110,7 +108,7 @@ def task_mistakes(spec: RunSpec) -> Iterator[Mistake]:
     yield from _data_mistakes(spec)
 
 
-def _list_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def _list_mistakes(spec: RunSpec) -> Mistakes:
     tasks, size = spec.model.tasks, list_size_of(spec.model.tasks)
     for index, task in enumerate(tasks):
         where = f"model.tasks.{index}.list_size"
@@ -134,7 +132,7 @@ def _list_mistakes(spec: RunSpec) -> Iterator[Mistake]:
                        f"set it to {max(1, spec.train.batch_size // size) * size}")
 
 
-def _data_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def _data_mistakes(spec: RunSpec) -> Mistakes:
     data, tasks = spec.data, spec.model.tasks
     columns = label_columns(tasks)
     if data.label not in (*columns, type(data).model_fields["label"].default):

@@ -19,11 +19,8 @@ ABOUT: dict[str, str] = {name: table.pop("about") for name, table in _TABLES.ite
 """A sentence on each preset."""
 
 
-def _preset(name: str) -> RunSpec:
-    return RunSpec.model_validate({"name": name, **_TABLES[name]})
-
-
-PRESETS: dict[str, Callable[[], RunSpec]] = {name: partial(_preset, name) for name in _TABLES}
+PRESETS: dict[str, Callable[[], RunSpec]] = {
+    name: partial(RunSpec.model_validate, {"name": name, **table}) for name, table in _TABLES.items()}
 
 
 _ARRAY = re.compile(r"^(\S+ = )\[\n((?:    .*,\n)+)\]$", re.MULTILINE)

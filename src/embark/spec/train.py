@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from embark.errors import Mistake
+from embark.errors import Mistake, Mistakes
 from embark.spec.model import POOLED_KINDS, TableDtype, TableOptimizer, TableSharding
 from embark.spec.section import NonNegativeInt, PositiveInt, Section
 from embark.spec.tasks import main_task
+from embark.values import JsonDict
 
 if TYPE_CHECKING:
     from embark.spec.model import ModelSpec
@@ -42,7 +43,7 @@ def metric_mistake(model: ModelSpec, field: str, metric: HeldOutMetric) -> Mista
     return Mistake("", field, metric, f"is not measured of {of_what}", f"use {', '.join(measured)}")
 
 
-def metric_mistakes(spec: RunSpec) -> Iterator[Mistake]:
+def metric_mistakes(spec: RunSpec) -> Mistakes:
     """Find fields that name such a metric; one that is not used may have its default."""
     train, store = spec.train, spec.store
     for field, metric, is_used in (("train.early_stopping_metric", train.early_stopping_metric,
@@ -130,8 +131,7 @@ class TrainSpec(Section):
     newest complete checkpoint gives a new run its tables and dense weights; optimizer state and steps begin anew. A run
     that resumes does not read it."""
 
-    def left_out(self) -> Collection[str]:
-        return ("dense_init",) if self.has_default("dense_init") else ()
+    omitted = ("dense_init",)
 
 
 def divides(batch_size: int, num_ranks: int) -> bool:
@@ -186,12 +186,7 @@ def suited_batch(
     return max(1, min(suited, num_train_samples))
 
 
-def suited_rate(batch_size: int, full_rate_batch: int = FULL_RATE_BATCH) -> float:
-    """Return Adam's rate for a batch: fewer, less noisy steps are longer, by the square root of the batch."""
-    return ADAM_RATE * math.sqrt(max(1.0, batch_size / full_rate_batch))
-
-
-def suited_sizes(num_train_samples: int) -> dict[str, Any]:
+def suited_sizes(num_train_samples: int) -> JsonDict:
     """Return the widths of a model for so many samples: of its first layers the power of two below their square root,
     which is the class's default from 262,144 samples on."""
     width = 1 << max(1, math.isqrt(num_train_samples)).bit_length() - 1
@@ -204,7 +199,7 @@ def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples:
     """Fill in the fields of `[train]` and the sizes of `[model]` that the spec leaves out and the data decides; a
     second call changes nothing. The batch stays as it is for retrieval, where the samples of a batch are each other's
     negatives, for the next item of a log that nobody has counted, and for a stream."""
-    train, named, changes = spec.train, spec.train.model_fields_set, dict[str, Any]()
+    train, named, changes = spec.train, spec.train.model_fields_set, JsonDict()
     if spec.stream.is_on or spec.model.kind == "two_tower" or (
             spec.model.is_next_item and spec.data.kind != "prepared"):
         if train.dense_optimizer == "adam" and named.isdisjoint(RATES):
@@ -222,8 +217,9 @@ def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples:
         changes["batch_size"] = suited
     batch_size = changes.get("batch_size", train.batch_size)
     if is_free:
-        changes |= {"dense_optimizer": "adam", "learning_rate": TABLE_RATE,
-                    "dense_learning_rate": suited_rate(batch_size, full_rate_batch),
+        # Fewer, less noisy steps are longer, by the square root of the batch.
+        rate = ADAM_RATE * math.sqrt(max(1.0, batch_size / full_rate_batch))
+        changes |= {"dense_optimizer": "adam", "learning_rate": TABLE_RATE, "dense_learning_rate": rate,
                     **({} if "dense_init" in named else {"dense_init": "centered"})}
     elif named.isdisjoint(RATES) and train.dense_optimizer == "adam":
         changes["dense_learning_rate"] = ADAM_RATE
@@ -238,7 +234,7 @@ def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples:
 def _with_suited_model(spec: RunSpec, num_train_samples: int, is_free: bool) -> RunSpec:
     """Give a model of pooled vectors small initial values in small tables and, if it `is_free`, the kind and the sizes
     that suit the samples."""
-    model, changes = spec.model, dict[str, Any]()
+    model, changes = spec.model, JsonDict()
     if model.kind not in POOLED_KINDS:
         return spec
     if is_free and suits_members(spec) and num_train_samples < LARGEST_WIDTH**2:
@@ -266,7 +262,7 @@ def suits_members(spec: RunSpec) -> bool:
             and all(table.rows <= MOST_WORDS for table in model.table_list()))
 
 
-def _until_it_no_longer_improves(spec: RunSpec, num_train_samples: int, batch_size: int) -> dict[str, Any]:
+def _until_it_no_longer_improves(spec: RunSpec, num_train_samples: int, batch_size: int) -> JsonDict:
     """Return the fields of early stopping, or none where the data is so large that one epoch is the limit."""
     num_epochs = min(MAX_EPOCHS, MAX_SAMPLES // max(1, num_train_samples))
     per_epoch = num_train_samples // batch_size
@@ -278,5 +274,5 @@ def _until_it_no_longer_improves(spec: RunSpec, num_train_samples: int, batch_si
             **({"early_stopping_metric": metric} if metric != "auc" else {})}
 
 
-def _changed(spec: RunSpec, changes: dict[str, Any]) -> RunSpec:
+def _changed(spec: RunSpec, changes: JsonDict) -> RunSpec:
     return spec.model_copy(update={"train": spec.train.model_copy(update=changes)}) if changes else spec

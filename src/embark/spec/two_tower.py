@@ -1,11 +1,10 @@
 """`[model.two_tower]`: which features belong to the user and which to the item, and how retrieval is trained."""
 
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import Field
 
-from embark.errors import Mistake, conflict, nearest
+from embark.errors import Mistakes, conflict, nearest
 from embark.spec.section import NonNegativeInt, PositiveInt, Section
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def is_item_table(model: "ModelSpec", name: str) -> bool:
     return name == model.two_tower.item or name in model.two_tower.item_tables
 
 
-def two_tower_mistakes(spec: "RunSpec") -> Iterator[Mistake]:
+def two_tower_mistakes(spec: "RunSpec") -> Mistakes:
     """Find conflicts of `[model.two_tower]`, and fields that two towers do not have."""
     model, two = spec.model, spec.model.two_tower
     if not spec.data.label and (model.kind != "two_tower" or spec.data.kind == "prepared"):
@@ -74,7 +73,7 @@ def two_tower_mistakes(spec: "RunSpec") -> Iterator[Mistake]:
         yield conflict("model.dropout", model.dropout, "has no effect on two towers", "leave it out")
 
 
-def _table_mistakes(model: "ModelSpec") -> Iterator[Mistake]:
+def _table_mistakes(model: "ModelSpec") -> Mistakes:
     two, tables = model.two_tower, {table.name: table for table in model.table_list()}
     for field, names in (("item", (two.item,)), ("user", (two.user,)), ("item_tables", two.item_tables)):
         for name in names:

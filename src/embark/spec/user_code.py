@@ -13,8 +13,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from embark.errors import EmbarkError, Mistake, SpecError, UserError, nearest
+from embark.errors import EmbarkError, Mistake, Mistakes, SpecError, UserError, nearest
 from embark.formatting import to_one_line
+from embark.values import JsonDict
 
 if TYPE_CHECKING:
     from embark.spec.run import RunSpec
@@ -35,7 +36,7 @@ def file_of(kind: str) -> str:
 
 def with_code(spec: "RunSpec", folder: Path) -> "RunSpec":
     """Read the files that the kinds of the spec name into it; from then on it needs no file."""
-    found: dict[str, Any] = {}
+    found: JsonDict = {}
     mistakes: list[Mistake] = []
     for name, field, guide in _CUSTOM_FIELDS:
         section = getattr(spec, name)
@@ -57,7 +58,7 @@ def with_code(spec: "RunSpec", folder: Path) -> "RunSpec":
     return spec.model_copy(update=found) if found else spec
 
 
-def _code_mistakes(section: str, field: str, kind: str, code: str) -> Iterator[Mistake]:
+def _code_mistakes(section: str, field: str, kind: str, code: str) -> Mistakes:
     """Find what can be wrong with the code without running it."""
     if not is_custom(kind):
         if code:

@@ -125,7 +125,8 @@ def check(installed: Mapping[str, str | None], *, gpu: bool = False) -> list[Fin
         _exact("torchrec", torchrec, triple.torchrec, goes_with, ["--no-deps"] if variant == "cpu" else []),
         _check_fbgemm(installed, triple, variant, goes_with),
         _exact("torchmetrics", installed.get("torchmetrics"), triple.torchmetrics, "for torchrec's metrics"),
-        *(_any_version(name, installed.get(name)) for name in triple.needs),
+        *(Finding(name, found is not None, found, "any version", "" if found else _pip("install", name))
+          for name in triple.needs for found in [installed.get(name)]),
     ]
 
 
@@ -141,7 +142,7 @@ def require_stack() -> None:
     # torchmetrics is read by torchrec.metrics alone: a wrong one is the doctor's to report, not a reason to stop.
     wrong = [finding for finding in check(here, gpu=gpu) if not finding.ok and finding.name != "torchmetrics"]
     missing = [finding.name for finding in wrong if finding.found is None]
-    if not wrong or (not missing and os.environ.get("EMBARK_ANY_STACK") == "1"):
+    if not wrong or (not missing and os.getenv("EMBARK_ANY_STACK") == "1"):
         return
     triple, variant = _reference(here), _variant(here, gpu=gpu)
     good = f"torch {triple.torch}, torchrec {triple.torchrec} and {triple.fbgemm_distribution(variant)} {triple.fbgemm}"
@@ -191,10 +192,6 @@ def _check_fbgemm(here: Mapping[str, str | None], triple: Triple, variant: Varia
 def _exact(name: str, found: str | None, version: str, why: str, options: Sequence[str] = ()) -> Finding:
     ok = found == UNKNOWN or (found is not None and _public(found) == version)
     return Finding(name, ok, found, f"{version}, {why}", "" if ok else _pip("install", *options, f"{name}=={version}"))
-
-
-def _any_version(name: str, found: str | None) -> Finding:
-    return Finding(name, found is not None, found, "any version", "" if found else _pip("install", name))
 
 
 def _reference(here: Mapping[str, str | None]) -> Triple:

@@ -1,6 +1,6 @@
 """Object stores behind one interface, the run directory, checkpoints, retention, retries. May import spec and below."""
 
-from embark.store.atomic_file import set_in_file, write_atomic
+from embark.store.atomic_file import commit, set_in_file, write_atomic
 from embark.store.checkpoint_store import (
     Checkpoint,
     CheckpointStore,
@@ -10,11 +10,13 @@ from embark.store.checkpoint_store import (
     metric_of,
     reasons_by_spec,
 )
-from embark.store.object_store import Entry, ObjectStore, open_store
-from embark.store.run_dir import RunDir, find_run, first_free_run, run_uri
+from embark.store.errors import BRIEF_RETRY, NotFound, explain_data, writing
+from embark.store.object_store import Entry, LocalStore, ObjectStore, for_each_parallel, normalize_path, open_store
+from embark.store.run_dir import EVENTS, SPEC, RunDir, find_run, first_free_run, run_uri
 
 __all__ = [
-    "Checkpoint", "CheckpointStore", "ChecksumWriter", "Entry", "FileChecksum", "ObjectStore", "RunDir",
-    "checkpoint_name", "find_run", "first_free_run", "metric_of", "open_store", "reasons_by_spec", "run_uri",
-    "set_in_file", "write_atomic",
+    "BRIEF_RETRY", "EVENTS", "SPEC", "Checkpoint", "CheckpointStore", "ChecksumWriter", "Entry", "FileChecksum",
+    "LocalStore", "NotFound", "ObjectStore", "RunDir", "checkpoint_name", "commit", "explain_data", "find_run",
+    "first_free_run", "for_each_parallel", "metric_of", "normalize_path", "open_store", "reasons_by_spec", "run_uri",
+    "set_in_file", "write_atomic", "writing"
 ]

@@ -12,8 +12,7 @@ from typing import BinaryIO
 from uuid import uuid4
 
 from embark.errors import UserError
-from embark.spec import load_spec
-from embark.spec.load import set_in_text
+from embark.spec import load_spec, set_in_text
 
 SCRATCH_SUFFIX = ".embark-part"
 NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)  # Mounted buckets have none.

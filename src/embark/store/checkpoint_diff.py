@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from embark.spec.toml import flatten
+from embark.spec import flatten
 from embark.store.checkpoint_arrays import CheckpointArrays, TensorEntry
 from embark.store.checkpoint_store import Checkpoint, CheckpointStore
 from embark.store.errors import NotFound

@@ -62,13 +62,15 @@ class Checkpoint:
         return sum(mark.size_bytes for mark in self.files.values())
 
 
+@frozen
 class CheckpointStore:
     """The checkpoints of a run or, with another `kind` than `step`, numbered folders of that name that are committed in
     the same way, such as the versions of an exported model."""
 
-    def __init__(self, store: ObjectStore, fence: Callable[[], None] = lambda: None, kind: str = "step") -> None:
-        """`fence` raises where another process has taken the run over: then nothing is committed or removed."""
-        self.store, self._fence, self._kind = store, fence, kind
+    store: ObjectStore
+    fence: Callable[[], None] = lambda: None
+    """Raises where another process has taken the run over: then nothing is committed or removed."""
+    kind: str = "step"
 
     def committed(self) -> list[Checkpoint]:
         """List the checkpoints whose mark can be read, oldest first."""
@@ -94,13 +96,13 @@ class CheckpointStore:
             raise DataError(f"{self.store.where(self._name(step))}: {absent[0]} was written and is not there",
                             fix="ranks on several machines need a store.root that all of them share, or a uri")
         marks = {name: [mark.size_bytes, mark.sha256] for name, mark in sorted(files.items())}
-        record = {self._kind: step, "time_s": round(time.time(), 3), **values, "files": marks}
+        record = {self.kind: step, "time_s": round(time.time(), 3), **values, "files": marks}
         text = json.dumps(record, indent=1) + "\n"
         mark = f"{self._name(step)}/{COMMIT_FILE}"
-        self._fence()
+        self.fence()
         # `begin` removed it. One that is there now may be the next holder's: a writer that was paused looks again.
         if not self.store.create(mark, text.encode()):
-            self._fence()
+            self.fence()
             self.store.write(mark, text.encode())
 
     def damage(self, checkpoint: Checkpoint, part: int = 0, num_parts: int = 1) -> str:
@@ -123,7 +125,7 @@ class CheckpointStore:
 
     def remove(self, step: int) -> None:
         """Delete the checkpoint of `step`."""
-        self._fence()
+        self.fence()
         self.store.delete(f"{self._name(step)}/{COMMIT_FILE}")
         self.store.delete_prefix(self._name(step))
 
@@ -137,10 +139,10 @@ class CheckpointStore:
         return self.store.where(self._name(step))
 
     def _name(self, step: int) -> str:
-        return checkpoint_name(step, self._kind)
+        return checkpoint_name(step, self.kind)
 
     def _matches(self, name: str) -> bool:
-        return bool(_numbered(self._kind).match(name))
+        return bool(_numbered(self.kind).match(name))
 
     def _files(self, step: int) -> Entries:
         return self.store.list(self._name(step))
@@ -156,7 +158,7 @@ class CheckpointStore:
             values = json.loads(self.store.read(f"{name}/{COMMIT_FILE}"))
             files = {normalize_path(n): FileChecksum(int(size), str(digest))
                      for n, (size, digest) in values.pop("files").items()}
-            checkpoint = Checkpoint(int(values[self._kind]), files, values, self._kind)
+            checkpoint = Checkpoint(int(values[self.kind]), files, values, self.kind)
             return checkpoint if files and checkpoint.name == name else None
         except (UserError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
             return None  # `UserError`: there is no mark, or it names a path outside of the folder

@@ -40,7 +40,7 @@ from embark.values import JsonDict
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion
-    from obstore.store import ClientConfig, RetryConfig
+    from obstore.store import ClientConfig
     from obstore.store import ObjectStore as Client
 
 MAX_PARTS = 9_000  # S3 takes 10,000 parts of an upload.
@@ -183,7 +183,15 @@ def open_cloud_store(uri: str, retry: RetryPolicy) -> CloudStore:
     common: JsonDict = {
         "prefix": normalize_path(prefix, may_be_empty=True) or None,
         "client_options": _client(scheme, retry),
-        "retry_config": _retries(retry),
+        "retry_config": {
+            "max_retries": retry.max_retries,
+            "retry_timeout": timedelta(seconds=retry.give_up_s),
+            "backoff": {
+                "init_backoff": timedelta(seconds=retry.first_wait_s),
+                "max_backoff": timedelta(seconds=retry.longest_wait_s),
+                "base": 2,
+            },
+        },
     }
     store: Client
     try:
@@ -201,8 +209,8 @@ def open_cloud_store(uri: str, retry: RetryPolicy) -> CloudStore:
 
 
 def _client(scheme: str, retry: RetryPolicy) -> ClientConfig:
-    endpoint = next((os.environ[name] for name in ENDPOINTS[scheme] if os.environ.get(name)), "")
-    is_emulator = scheme == "az" and os.environ.get("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
+    endpoint = next((os.environ[name] for name in ENDPOINTS[scheme] if os.getenv(name)), "")
+    is_emulator = scheme == "az" and os.getenv("AZURE_STORAGE_USE_EMULATOR", "").lower() in ("1", "true")
     return {
         "allow_http": endpoint.startswith("http://") or is_emulator,
         "connect_timeout": timedelta(seconds=retry.connect_s),
@@ -211,23 +219,11 @@ def _client(scheme: str, retry: RetryPolicy) -> ClientConfig:
     }
 
 
-def _retries(retry: RetryPolicy) -> RetryConfig:
-    return {
-        "max_retries": retry.max_retries,
-        "retry_timeout": timedelta(seconds=retry.give_up_s),
-        "backoff": {
-            "init_backoff": timedelta(seconds=retry.first_wait_s),
-            "max_backoff": timedelta(seconds=retry.longest_wait_s),
-            "base": 2,
-        },
-    }
-
-
 def _azureml_token() -> Any:
     """Return a provider of tokens for an Azure ML endpoint's own identity, whose address and header obstore does not
     know; None elsewhere."""
-    endpoint, secret = os.environ.get("MSI_ENDPOINT"), os.environ.get("MSI_SECRET")
-    if not endpoint or not secret or os.environ.get("IDENTITY_ENDPOINT"):
+    endpoint, secret = os.getenv("MSI_ENDPOINT"), os.getenv("MSI_SECRET")
+    if not endpoint or not secret or os.getenv("IDENTITY_ENDPOINT"):
         return None
 
     def token() -> JsonDict:
@@ -246,10 +242,10 @@ def _profile() -> Any:
     ECS, EKS and EC2."""
     own = ("AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
            "AWS_CONTAINER_CREDENTIALS_FULL_URI", "AWS_SKIP_SIGNATURE")
-    files = (os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
-             os.environ.get("AWS_CONFIG_FILE", "~/.aws/config"))
-    profile = os.environ.get("AWS_PROFILE")
-    if any(os.environ.get(name) for name in own):
+    files = (os.getenv("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
+             os.getenv("AWS_CONFIG_FILE", "~/.aws/config"))
+    profile = os.getenv("AWS_PROFILE")
+    if any(os.getenv(name) for name in own):
         return None
     if not profile and not any(Path(name).expanduser().is_file() for name in files):
         return None

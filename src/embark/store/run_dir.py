@@ -49,7 +49,7 @@ class RunDir:
         """The folder on this machine that has the small files."""
         if not self.is_remote:
             return Path(self.uri.removeprefix("file://")).expanduser()
-        cache = Path(os.environ.get("EMBARK_CACHE", "~/.cache/embark")).expanduser()
+        cache = Path(os.getenv("EMBARK_CACHE", "~/.cache/embark")).expanduser()
         return cache / "runs" / hashlib.sha256(self.uri.encode()).hexdigest()[:16] / self.uri.rsplit("/", 1)[-1]
 
     @property
@@ -153,7 +153,7 @@ def first_free_run(root: str, name: str) -> RunDir:
 def user_cache() -> Path:
     """Return the user's cache directory: what any run of this user may use again, and what may be deleted at any
     time."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "embark"
+    return Path(os.getenv("XDG_CACHE_HOME") or "~/.cache").expanduser() / "embark"
 
 
 def compiled_code_folder(compiler: str, otherwise: Path) -> Path:

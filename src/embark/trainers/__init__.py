@@ -9,10 +9,11 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from embark.errors import DataError, MissingPackage, UserError
-from embark.spec.run import accepting
+from embark.spec import accepting
+from embark.values import JsonDict
 
 if TYPE_CHECKING:
     from embark.events import Sink
@@ -70,12 +71,12 @@ def default_view(progress: bool | None) -> Sequence[Sink]:
 
 def begin(spec: RunSpec, opener: RunOpener, *, fresh: bool) -> None:
     """Begin the run before its library is loaded, if this is its first rank. The hosts of a TPU find that out later."""
-    rank = os.environ.get("RANK", "")
+    rank = os.getenv("RANK", "")
     if rank == "0" or (not rank and not wants_jax(spec)):
         opener.begin(spec, fresh=fresh)
 
 
-def finished_result(spec: RunSpec, view: Sequence[Sink]) -> dict[str, Any] | None:
+def finished_result(spec: RunSpec, view: Sequence[Sink]) -> JsonDict | None:
     """Return what a finished run returned, shown without loading torch, or None if the library has to look.
 
     In JAX the hosts of a TPU decide together.

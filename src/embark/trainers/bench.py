@@ -3,12 +3,12 @@
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from embark.data import Batch, SampleSource
 from embark.model.steps import steps_per_epoch
 from embark.spec import RunSpec
+from embark.values import frozen
 
 NUM_BATCHES = 16
 WARM_UP_STEPS = 20
@@ -32,7 +32,7 @@ class Contender(Protocol):
     def close(self) -> None: ...
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StepTiming:
     """Measured step times of one contender."""
 
@@ -46,7 +46,7 @@ class StepTiming:
     ratio: float = 1.0  # Embark's speed over the other's.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ceiling:
     """The fastest step that this device allows, by what a step must move and compute."""
 
@@ -59,7 +59,7 @@ class Ceiling:
     flops_per_s: float  # Measured: a large matrix product in the step's precision.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BenchResult:
     """Result of `embark bench` on one device."""
 

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from embark.errors import SpecError, UserError
-from embark.spec import RunSpec, resolve
+from embark.spec import POOLED_KINDS, RunSpec, flatten, resolve
 from embark.spec.load import parse_settings, put
-from embark.spec.model import OWN_FIELDS, POOLED_KINDS
-from embark.spec.toml import flatten
+from embark.spec.model import OWN_FIELDS
 from embark.values import JsonDict, JsonMap, frozen, read_table
 
 if TYPE_CHECKING:

@@ -33,8 +33,7 @@ from embark.run.budget import PRICE, usd_per_hour
 from embark.run.open_run import RunOpener, make_run_directory
 from embark.run.resolve import resolve_run
 from embark.run.signals import StopSignals
-from embark.spec import RunSpec, to_toml
-from embark.spec.paths import with_absolute_paths
+from embark.spec import RunSpec, to_toml, with_absolute_paths
 from embark.spec.train import EVALS_PER_EPOCH, SUITED, HeldOutMetric, measured_metrics, metric_mistake
 from embark.store import RunDir, run_uri, write_atomic
 from embark.store.checkpoint_store import EARLY_STOPPING

@@ -14,7 +14,7 @@ from embark.errors import DataError, UserError
 from embark.export.artifact import current, current_version, open_artifact, open_versions
 from embark.export.export_run import export_run, read_contents
 from embark.export.rollback import list_versions, rollback
-from embark.export.write_version import CHECKPOINT, CHECKPOINT_TIME, write_version
+from embark.export.write_version import write_version
 from embark.publish import publisher
 from embark.store.checkpoint_inspect import find_trained
 
@@ -281,19 +281,6 @@ def test_two_projects_with_one_uri_do_not_share_verdicts(tmp_path, monkeypatch):
         assert publisher.publish("runs/edited").is_new
         assert not publisher.publish("runs/edited").is_new
     assert [one.run for one in list_versions(str(tmp_path / "at")).versions] == ["runs/edited"] * 2
-
-
-@pytest.mark.parametrize("is_later", [False, True])
-def test_versions_by_earlier_embark_are_known_by_run_step_and_time(tmp_path, is_later):
-    run = Publishing(tmp_path)
-    first = run.publish()
-    path = tmp_path / "at" / "version-000000001" / "commit.json"
-    mark = json.loads(path.read_text())
-    saved_s = mark.pop(CHECKPOINT_TIME)
-    del mark[CHECKPOINT]
-    path.write_text(json.dumps({**mark, "time_s": saved_s - 1 if is_later else saved_s + 1}))
-    result = publisher.publish(run.uri)
-    assert (result.is_new, result.version) == ((True, 2) if is_later else (False, first.version))
 
 
 def test_old_versions_go_except_parents_of_deltas_and_exports(tmp_path):

@@ -23,7 +23,7 @@ from embark.errors import DataError, UserError
 from embark.features.arrow.row_parser import Location, RowParser
 from embark.features.rows import RawRows
 from embark.features.values import micros_of
-from embark.spec.data import DataSpec, moment
+from embark.spec import DataSpec, moment
 
 _CHUNK_BYTES = 8 << 20
 

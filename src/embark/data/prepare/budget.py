@@ -5,7 +5,7 @@ import os
 from embark.data.prepared.manifest import BLOCK_ROWS, SPLITS
 from embark.errors import UserError
 from embark.features.schema import Schema
-from embark.spec.data import PrepareSpec
+from embark.spec import PrepareSpec
 from embark.values import frozen
 
 PARENT_BYTES = 160_000_000

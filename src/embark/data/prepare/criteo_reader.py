@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.rows import Segment, reason_of
 from embark.data.prepare.text_stream import PAD_BYTES, LineChunk, line_chunks, line_segments
-from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask
+from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask, UInt32s
 from embark.features.made import with_made
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 from embark.features.schema import Schema
@@ -142,7 +142,7 @@ class Slab:
     lines: Int64s  # The line of each row, from 0 within the slab.
     label: Bytes
     dense: Floats  # [n, 13], NaN where the field is empty.
-    keys: NDArray[np.uint32]  # [26, n], anything where the field is empty.
+    keys: UInt32s  # [26, n], anything where the field is empty.
     is_missing: Mask  # [26, n]
     line_starts: Int64s  # First byte of every line, within the slab.
     doubtful: Int64s  # Lines that are not among the rows: too few fields, or something that is not simple.
@@ -248,7 +248,7 @@ class SlabDecoder:
 
     def _hexadecimals(
         self, text: Bytes, tails: Int64s, num_digits: int, is_bad: Mask
-    ) -> tuple[NDArray[np.uint32], Mask]:
+    ) -> tuple[UInt32s, Mask]:
         """Return [26, n] numbers, and where the field is empty. `num_digits`: bytes of the lines that are neither
         between fields nor signs. Rows that need a second look are marked in `is_bad`."""
         sizes = np.subtract(tails[1:], tails[:-1], out=self._array("sizes", (NUM_SPARSE, tails.shape[1]), np.int64))
@@ -293,7 +293,7 @@ class SlabDecoder:
         fours |= wide[2:]
         return fours
 
-    def _any_hexadecimals(self, text: Bytes, tails: Int64s, is_bad: Mask) -> tuple[NDArray[np.uint32], Mask]:
+    def _any_hexadecimals(self, text: Bytes, tails: Int64s, is_bad: Mask) -> tuple[UInt32s, Mask]:
         """Read hexadecimal fields of any length, with capitals too."""
         lengths = self._lengths(tails)
         nibbles, own = self._words(text, tails[1:]), _OWN_BYTES.take(lengths, mode="clip")

@@ -21,9 +21,8 @@ from embark.features.layout import REPAIR
 from embark.features.schema import FIXED_ROWS, Schema
 from embark.features.statistics import ValueStatistics
 from embark.formatting import shortlist
-from embark.spec.data import DataSpec, is_of_log
-from embark.spec.features import FeaturesSpec
-from embark.spec.run import RunSpec
+from embark.spec import DataSpec, FeaturesSpec, RunSpec
+from embark.spec.data import is_of_log
 from embark.store import open_store
 from embark.values import JsonDict
 

@@ -1,7 +1,5 @@
 """What each column of the input is: what the spec says, and where it is silent what the columns look like."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections import Counter
@@ -33,11 +31,8 @@ from embark.features.schema import KINDS, MADE, TIME_ROWS, LabelColumn, Schema, 
 from embark.features.time_formats import common_formats, fits
 from embark.features.values import DecimalSign, decimal_sign, meaning_of_format, time_formats
 from embark.formatting import shortlist
-from embark.spec.data import DataSpec
-from embark.spec.features import MAX_NAME, FeaturesSpec, bucket_table_name, table_name
-from embark.spec.model import Table
-from embark.spec.run import RunSpec
-from embark.spec.tasks import label_columns
+from embark.spec import DataSpec, FeaturesSpec, RunSpec, Table, label_columns
+from embark.spec.features import MAX_NAME, bucket_table_name, table_name
 
 _MAX_SHOWN = 12
 _NO_IDS = ("data.prepare.ignored_columns", "data.dense_columns", "weights_column")

@@ -12,7 +12,6 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -22,25 +21,27 @@ from numpy.typing import NDArray
 
 from embark.data.prepared.manifest import IDS
 from embark.data.workers import Report
-from embark.features.arrays import Array, Bytes, Int32s, Int64s, Mask
+from embark.features.arrays import Array, Bytes, Int32s, Int64s, Mask, UInt32s, is_first
 from embark.features.encoding import look_up
 from embark.features.layout import Rows
 from embark.features.rows import Keys
-from embark.store.atomic_file import commit
+from embark.store import commit
+from embark.values import JsonDict, frozen
 
 _SAMPLES_PER_PARTITION = 512
+COUNT, ID = np.dtype("<u4"), np.dtype("<i4")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Codes:
     """The values of a column of a run, numbered among themselves."""
 
     codes: Array
     keys: Keys  # Distinct, rising; code − 1 is the position.
-    counts: NDArray[np.uint32]  # Training rows that have each key.
+    counts: UInt32s  # Training rows that have each key.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunKeys:
     """The position of a column's distinct keys of one run in a file."""
 
@@ -52,9 +53,10 @@ class RunKeys:
     def read_keys(self, start: int, stop: int) -> Keys:
         return np.fromfile(self.path, self.dtype, stop - start, offset=self.start + start * self.dtype.itemsize)
 
-    def read_counts(self, start: int, stop: int) -> NDArray[np.uint32]:
-        offset = self.start + self.num_keys * self.dtype.itemsize + start * 4
-        return np.fromfile(self.path, np.uint32, stop - start, offset=offset)
+    def read_about(self, start: int, stop: int, dtype: np.dtype[Any] = COUNT) -> Array:
+        """Read what is known of each key."""
+        offset = self.start + self.num_keys * self.dtype.itemsize + start * dtype.itemsize
+        return np.fromfile(self.path, dtype, stop - start, offset=offset)
 
     def map_keys(self) -> Keys:
         """Map the keys, to look at a few without reading all."""
@@ -73,9 +75,7 @@ def encode(
     order, rising = _sorted(keys if present is None else keys[present])
     if present is not None:
         order = present[order]
-    is_new = np.empty(len(rising), np.bool_)
-    is_new[:1] = True
-    np.not_equal(rising[1:], rising[:-1], out=is_new[1:])
+    is_new = is_first(rising)
     distinct = rising[is_new]
     codes = np.zeros(len(keys), np.min_scalar_type(len(distinct)))
     codes[order] = np.cumsum(is_new, dtype=np.uint32)
@@ -90,7 +90,7 @@ class RunWriter:
         directory.mkdir(parents=True, exist_ok=True)
         self._paths = _paths(directory, name)
         self._rows, self._keys = (open(f"{path}.part", "wb") for path in self._paths)  # noqa: SIM115
-        self._runs: list[dict[str, Any]] = []
+        self._runs: list[JsonDict] = []
 
     def add(self, rows: Rows, split: Bytes, keys_of: Mapping[str, tuple[Keys, Array]]) -> None:
         """Write one more run, with the distinct keys by which ids are codes, by name, and what is known of each."""
@@ -102,7 +102,7 @@ class RunWriter:
 
     def write(self, arrays: Iterable[Array], keys_of: Mapping[str, tuple[Keys, Array]]) -> None:
         """Write arrays as one more run, with the distinct keys of some columns, by name, and what is known of each."""
-        keys: dict[str, Any] = {"start": self._rows.tell()}
+        keys: JsonDict = {"start": self._rows.tell()}
         for array in arrays:
             np.save(self._rows, array)
         for name, (distinct, about) in keys_of.items():
@@ -111,7 +111,7 @@ class RunWriter:
             self._keys.write(about.data)
         self._runs.append(keys)
 
-    def close(self) -> list[dict[str, Any]]:
+    def close(self) -> list[JsonDict]:
         """Write everything to disk, and return the record that says where it is."""
         for file, path in zip((self._rows, self._keys), self._paths, strict=True):
             commit(file, path)
@@ -131,13 +131,13 @@ def read_runs(
             yield Rows(label, dense, tuple(arrays), lengths), split
 
 
-def keys_of(directory: Path, name: str, runs: Sequence[dict[str, Any]], of: str) -> list[RunKeys]:
+def keys_of(directory: Path, name: str, runs: Sequence[JsonDict], of: str) -> list[RunKeys]:
     """Return the position of the keys with the name `of` in each run of a segment."""
     path, found = _paths(directory, name)[1], [run[of] for run in runs]
     return [RunKeys(path, about["start"], about["num"], np.dtype(about["dtype"])) for about in found]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class IdFiles:
     """The files of a column's ids."""
 
@@ -155,7 +155,7 @@ class IdFiles:
         """How many rows have each of the keys, as `.npy`; of a log's items alone."""
         return self.keys.with_name(self.keys.name.replace(".keys.", ".counts."))
 
-    def record(self, how: str, about: Mapping[str, Any]) -> dict[str, Any]:
+    def record(self, how: str, about: Mapping[str, Any]) -> JsonDict:
         """Return the manifest's record of an id map or of statistics."""
         return {"how": how, **{key: value for key, value in about.items() if key != "name"},
                 "keys": f"{IDS}/{self.keys.name}", "ids": f"{IDS}/{self.ids.name}"}
@@ -172,11 +172,11 @@ class IdFiles:
 class _KnownKeys(RunKeys):
     """The keys of an earlier map, as the keys of a run without rows."""
 
-    def read_counts(self, start: int, stop: int) -> NDArray[np.uint32]:
-        return np.zeros(stop - start, np.uint32)
+    def read_about(self, start: int, stop: int, dtype: np.dtype[Any] = COUNT) -> Array:
+        return np.zeros(stop - start, dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KnownIds:
     """A column's ids of an earlier preparation, which keep their rows."""
 
@@ -189,7 +189,7 @@ class KnownIds:
         return _KnownKeys(self.keys, keys.offset, len(keys), keys.dtype)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Numbered:
     """The result of numbering a column."""
 
@@ -239,7 +239,7 @@ def number_keys(
     num_kept = num_known + num_new
     with (
         open(counted, "rb") as file, npy_file(files.keys, dtype, (num_kept,)) as keys_file,
-        npy_file(files.ids, np.dtype("<i4"), (num_kept,)) as ids_file,
+        npy_file(files.ids, ID, (num_kept,)) as ids_file,
         npy_file(files.counts, np.dtype("<i8"), (num_kept,)) if has_counts else open(f"{files.codes}.part", "wb")
         as more_file,
     ):
@@ -263,10 +263,10 @@ def number_keys(
     return Numbered(num_distinct, num_known, num_new, first_new + num_new)
 
 
-def read_codes(path: Path, starts: Sequence[int], counts: Sequence[int]) -> Iterator[Int32s]:
-    """Yield the ids of each run's keys, by the run's position among all."""
+def read_codes(path: Path, starts: Sequence[int], counts: Sequence[int], dtype: np.dtype[Any] = ID) -> Iterator[Array]:
+    """Yield what each code of a run stands for, by the run's position among all: the ids of its keys."""
     for start, count in zip(starts, counts, strict=True):
-        yield np.fromfile(path, "<i4", count, offset=start * 4)
+        yield np.fromfile(path, dtype, count, offset=start * dtype.itemsize)
 
 
 def partitions(runs: Sequence[RunKeys], max_entries: int) -> Int64s:
@@ -296,12 +296,12 @@ def _count(
     if not pieces:
         return np.empty(0, runs[0].dtype if runs else np.uint64), np.empty(0, np.int64)
     keys: Keys = np.concatenate([run.read_keys(low, high) for run, low, high in pieces])
-    counts = np.concatenate([run.read_counts(low, high) for run, low, high in pieces])
+    counts = np.concatenate([run.read_about(low, high) for run, low, high in pieces])
     if len(pieces) == 1:
         return keys, counts.astype(np.int64)
     order = np.argsort(keys)
     keys, counts = keys[order], counts[order]
-    starts = np.flatnonzero(np.concatenate([[True], keys[1:] != keys[:-1]]))
+    starts = np.flatnonzero(is_first(keys))
     return keys[starts], np.add.reduceat(counts, starts, dtype=np.int64)
 
 

@@ -14,8 +14,7 @@ from urllib.parse import unquote, urlsplit
 
 from embark.errors import DataError, did_you_mean, near_names
 from embark.formatting import shortlist
-from embark.store import ObjectStore, open_store
-from embark.store.errors import explain_data
+from embark.store import ObjectStore, explain_data, open_store
 from embark.values import frozen
 
 if TYPE_CHECKING:

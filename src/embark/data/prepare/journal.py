@@ -11,10 +11,9 @@ from typing import Any, Self
 
 from embark.errors import EmbarkError, RunInUse, UserError
 from embark.formatting import shortlist, to_one_line
-from embark.store import ObjectStore, open_store, write_atomic
-from embark.store.errors import NotFound
+from embark.store import LocalStore, NotFound, ObjectStore, for_each_parallel, open_store, write_atomic
 from embark.store.lease import acquire
-from embark.store.object_store import NUM_PARALLEL, LocalStore, for_each_parallel
+from embark.store.object_store import NUM_PARALLEL
 from embark.values import JsonDict
 
 PREPARING = ".preparing"

@@ -20,6 +20,7 @@ from embark.data.prepare.parquet_view import FileView, open_parquet
 from embark.errors import DataError, EmbarkError, MissingPackage
 from embark.features.arrays import Int64s
 from embark.formatting import redact, shortlist, to_one_line
+from embark.values import JsonDict
 
 _DELTA_FEATURES = frozenset({
     "columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint",
@@ -150,7 +151,7 @@ class _Iceberg:
                                     f"snapshot={number}" + (f",schema={schema_id}" if schema_id != own else ""))
         self._types = {one.name: one.type for one in schema_to_pyarrow(self._schema, include_field_ids=False)}
         self.files: dict[str, InputFile] = {}
-        self._tasks: dict[str, Any] = {}
+        self._tasks: JsonDict = {}
         for task in sorted(table.scan(snapshot_id=number).plan_files(), key=lambda one: str(one.file.file_path)):
             path, kind = task.file.file_path, task.file.file_format.name
             if kind != "PARQUET":

@@ -25,10 +25,9 @@ from embark.features.layout import REPAIR, Feature
 from embark.features.numbers import Numbers, recorded_numbers, with_bounds
 from embark.features.schema import Schema
 from embark.features.statistics import ValueStatistics, are_statistics, statistic_columns
-from embark.spec.data import REMOVED_OPTIONS, DataSpec, PrepareSpec
-from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, legacy_features
-from embark.spec.model import CANDIDATE, ModelSpec
-from embark.store.object_store import normalize_path
+from embark.spec import CANDIDATE, DataSpec, FeaturesSpec, ModelSpec, PrepareSpec
+from embark.spec.features import LEGACY_OPTIONS, legacy_features
+from embark.store import normalize_path
 from embark.values import JsonMap, frozen
 
 _CHUNK_BYTES = 8 << 20
@@ -42,7 +41,7 @@ class _HashedIds(BaseModel, strict=True):
 
 
 class _NumberedIds(BaseModel, strict=True):
-    how: Literal["frequency"]
+    how: Literal["frequency", "statistics"]
     rows: Size
     sha256: str
     keys: str
@@ -50,15 +49,7 @@ class _NumberedIds(BaseModel, strict=True):
     hashed_rows: Size = 0
 
 
-class _Statistics(BaseModel, strict=True):
-    how: Literal["statistics"]
-    rows: Size
-    sha256: str
-    keys: str
-    ids: str
-
-
-_ID_MAPS = TypeAdapter(dict[str, _HashedIds | _NumberedIds | _Statistics])
+_ID_MAPS = TypeAdapter(dict[str, _HashedIds | _NumberedIds])
 """The manifest's record of the ids of each table, and of statistics."""
 
 
@@ -82,7 +73,7 @@ class PreparedWith:
             schema = _SCHEMA.validate_python(settings["schema"])
             _ID_MAPS.validate_python(settings["id_maps"])
             said = {key: value for key, value in settings["prepare"].items()
-                    if key not in ("ids", "format", *LEGACY_OPTIONS, *REMOVED_OPTIONS)}
+                    if key not in ("ids", "format", *LEGACY_OPTIONS)}
             prepare = PrepareSpec.model_validate(said)
             features = FeaturesSpec.model_validate(settings.get("features") or legacy_features(settings["prepare"]))
         except (ValidationError, KeyError, AttributeError) as error:

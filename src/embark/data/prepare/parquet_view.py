@@ -20,7 +20,7 @@ from embark.data.prepare.inputs import InputFile, Inputs
 from embark.errors import DataError, EmbarkError
 from embark.features.arrays import Int64s
 from embark.features.arrow.cells import is_list
-from embark.store.errors import explain_data
+from embark.store import explain_data
 from embark.values import JsonMap, frozen
 
 _READ_BYTES = 1 << 20  # Bytes of a column that are read at a time.

@@ -4,7 +4,7 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from embark.data.prepared.manifest import (
     TIME_SPLIT,
     Manifest,
     Part,
+    Split,
     shared_tables,
 )
 from embark.data.progress import MemoryMonitor, OnProgress, ProgressReporter
@@ -49,12 +50,9 @@ from embark.features.encoding import IdMethod, id_methods
 from embark.features.layout import Layout
 from embark.features.numbers import Numbers, NumberSample, fit_numbers, fixed_numbers
 from embark.features.schema import FIXED_ROWS, Schema, SparseColumn
+from embark.spec import POOLED_KINDS, RunSpec
 from embark.spec.data import is_of_log
-from embark.spec.model import POOLED_KINDS
-from embark.spec.run import RunSpec
-from embark.store import ObjectStore, open_store
-from embark.store.errors import NotFound
-from embark.store.object_store import LocalStore
+from embark.store import LocalStore, NotFound, ObjectStore, open_store
 from embark.values import JsonDict, JsonMap, frozen
 
 SEGMENT_BYTES = 96 << 20
@@ -219,12 +217,9 @@ def _fixed_numbers(spec: RunSpec, schema: Schema) -> Numbers | None:
 
 
 def _fitted(spec: RunSpec, schema: Schema, sample: NumberSample) -> Numbers:
-    return fit_numbers(spec.features, schema.dense_names, sample, may_add=_may_add(spec), bucketed=schema.bucketed)
-
-
-def _may_add(spec: RunSpec) -> bool:
-    """Tell whether a column may become several dense values unasked: not where the spec says how many there are."""
-    return "num_dense" not in spec.model.model_fields_set and not spec.model.two_tower.num_item_dense
+    # A column may become several dense values unasked, unless the spec says how many there are.
+    may_add = "num_dense" not in spec.model.model_fields_set and not spec.model.two_tower.num_item_dense
+    return fit_numbers(spec.features, schema.dense_names, sample, may_add=may_add, bucketed=schema.bucketed)
 
 
 def _methods(spec: RunSpec, schema: Schema, earlier: EarlierIds | None) -> tuple[IdMethod, ...]:
@@ -331,67 +326,67 @@ def settings_of(
     }))
 
 
+@dataclass
 class Run:
     """One call of `prepare`: it does the tasks that are not done yet, stage after stage."""
 
-    def __init__(
-        self, work: Preparation, files: Sequence[InputFile], journal: Journal, folder: TaskFolder,
-        progress: ProgressReporter,
-    ) -> None:
-        self.work, self.files, self.journal, self.folder, self.progress = work, files, journal, folder, progress
+    work: Preparation
+    files: Sequence[InputFile]
+    journal: Journal
+    folder: TaskFolder
+    progress: ProgressReporter
+    no_rows = ("no row of the input is for training", "check data.prepare.split and what it needs")
 
     def prepare(self, settings: JsonDict, earlier: EarlierIds | None) -> Manifest:
         """Do everything, the manifest last."""
-        self._keep_ids(earlier)
+        if earlier:  # whose ids are needed here, to number the new ones behind them
+            known = earlier.fetch(self.work.out / PREPARING / "earlier", is_moved=self._is_stored)
+            self.work = replace(self.work, known=known)
         tasks = self._segment_tasks(settings["segment_bytes"])
         self.work = replace(self.work, segment_names=tuple(task.name for task in tasks))
         self.folder.put()
         with self._executor() as pool:
             starts = self._split_starts(pool, tasks)
-            bin_starts = self._bin_starts(pool, tasks, starts)
-            records = self._do(pool, "reading", [replace(task, split_starts=starts, bin_starts=bin_starts)
-                                                 for task in tasks])
-            bad = self._checked_rows(tasks, records)
-            written, id_maps, rate = records, self._id_maps(), 0.0
-            numbers = self.work.numbers
-            if numbers is None:
-                numbers = self._fitted(self._here([self.work.sample_file(task.name) for task in tasks]))
-            if self.work.numbered:
-                id_maps = self._id_maps(self._do(pool, "numbering ids", self._number_tasks(records)))
-            names = (*numbers.names, *self.work.schema.statistics_names)
-            layout = replace(self.work.layout([about["rows"] for about in id_maps.values()]), dense=names)
-            if self.work.statistics:
-                rate = sum(record["positive"] for record in records) / max(1, sum(r["trained"] for r in records))
-                counted = self._do(pool, "counting labels", self._count_tasks(records, rate))
-                id_maps |= {about["name"]: self.work.statistic_files(column).record("statistics", about)
-                            for about, column in zip(counted, self.work.statistics, strict=True)}
-            id_maps |= self.work.keep_statistics()
-            self.folder.put()
-            if self._is_staged:
-                tasks = [replace(task, numbers=numbers if self.work.numbers is None else None) for task in tasks]
-                written = self._do(pool, "writing", self._write_tasks(tasks, records, layout, rate))
-        parts = {split: tuple(Part(**part) for record in written for part in record["parts"][split])
-                 for split in SPLITS}
-        recorded = {TIME_SPLIT: time_split_record(self.work.spec.data, starts)} if starts else {}
-        manifest = Manifest(
-            layout, parts, self.work.schema.label,
-            settings=without_files(settings) | {"id_maps": id_maps, **self._state(numbers)} | recorded,
-            sources=self._sources(settings, tasks, records), bad_rows=bad.to_json(),
-        )
+            manifest = self._write_parts(pool, tasks, starts, settings)
+        if starts:
+            manifest.settings[TIME_SPLIT] = time_split_record(self.work.spec.data, starts)
         if not manifest.num_rows("train"):
-            raise DataError("no row of the input is for training", fix="check data.prepare.split and what it needs")
-        return self._written(manifest)
-
-    def _keep_ids(self, earlier: EarlierIds | None) -> None:
-        """Have the ids of earlier data here, to number the new ones behind them."""
-        if earlier:
-            known = earlier.fetch(self.work.out / PREPARING / "earlier", is_moved=self._is_stored)
-            self.work = replace(self.work, known=known)
-
-    def _written(self, manifest: Manifest) -> Manifest:
-        """Write the manifest, which makes the data complete."""
+            what, fix = self.no_rows
+            raise DataError(what, fix=fix)
         self.journal.put(MANIFEST, manifest.to_text())
         return manifest
+
+    def _write_parts(
+        self, pool: Executor, tasks: Sequence[Task], starts: tuple[int, ...], settings: JsonDict
+    ) -> Manifest:
+        """Read the segments and write the data; return its manifest."""
+        bin_starts = self._bin_starts(pool, tasks, starts)
+        records = self._do(pool, "reading", [replace(task, split_starts=starts, bin_starts=bin_starts)
+                                             for task in tasks])
+        bad = self._checked_rows(tasks, records)
+        written, id_maps, rate = records, self._id_maps(), 0.0
+        numbers = self.work.numbers
+        if numbers is None:
+            numbers = self._fitted(self._here([self.work.sample_file(task.name) for task in tasks]))
+        if self.work.numbered:
+            id_maps = self._id_maps(self._do(pool, "numbering ids", self._number_tasks(records)))
+        names = (*numbers.names, *self.work.schema.statistics_names)
+        layout = replace(self.work.layout([about["rows"] for about in id_maps.values()]), dense=names)
+        if self.work.statistics:
+            rate = sum(record["positive"] for record in records) / max(1, sum(r["trained"] for r in records))
+            counted = self._do(pool, "counting labels", self._count_tasks(records, rate))
+            id_maps |= {about["name"]: self.work.statistic_files(column).record("statistics", about)
+                        for about, column in zip(counted, self.work.statistics, strict=True)}
+        id_maps |= self.work.keep_statistics()
+        self.folder.put()
+        if self._is_staged:
+            tasks = [replace(task, numbers=numbers if self.work.numbers is None else None) for task in tasks]
+            written = self._do(pool, "writing", self._write_tasks(tasks, records, layout, rate))
+        return Manifest(
+            layout, parts_of(written, SPLITS), self.work.schema.label,
+            settings=without_files(settings) | {"id_maps": id_maps, **self._state(numbers)},
+            sources=self._sources(settings, tasks, records), bad_rows=bad.to_json(),
+        )
 
     def _checked_rows(self, tasks: Sequence[Task], records: Sequence[Record]) -> BadRows:
         """Return the rows that could not be read; too many of them are refused, and input without rows."""
@@ -539,6 +534,11 @@ class Run:
             name = record["name"]
             maps[name] = IdFiles.of(self.work.out / IDS, name).record("frequency", record)
         return maps
+
+
+def parts_of(written: Sequence[Record], splits: Sequence[Split]) -> dict[Split, tuple[Part, ...]]:
+    """Collect the parts that tasks have written."""
+    return {split: tuple(Part(**part) for record in written for part in record["parts"][split]) for split in splits}
 
 
 def _complete_already(store: ObjectStore, settings: JsonDict) -> Manifest | None:

@@ -37,7 +37,7 @@ from embark.features.arrow.row_parser import Location, RowParser, json_array, js
 from embark.features.rows import BadRow, RawRows
 from embark.features.schema import Schema
 from embark.features.values import json_line
-from embark.spec.data import PrepareSpec
+from embark.spec import PrepareSpec
 
 _SCAN_BYTES = 8 << 20
 _HEADER_BYTES = 1 << 20
@@ -152,7 +152,7 @@ class CsvReader(_ArrowReader):
 
     def _table(self, text: bytes, delimiter: bytes, columns: Sequence[str]) -> Any:
         if not text:
-            return _empty(columns)
+            return pa.table({name: pa.array([], pa.binary()) for name in columns})
         has_quotes, wanted = self._has_quotes and b'"' in text, self._parser.columns
         return arrow_csv.read_csv(
             pa.py_buffer(text),
@@ -204,10 +204,6 @@ class CsvReader(_ArrowReader):
                 cuts.append(int(cut.starts[position]))
                 target = cuts[-1] - cuts[-1] % segment_bytes + segment_bytes
         return cuts
-
-
-def _empty(columns: Sequence[str]) -> Any:
-    return pa.table({name: pa.array([], pa.binary()) for name in columns})
 
 
 def _without_bom(pieces: Iterator[bytes]) -> tuple[Iterator[bytes], int]:

@@ -8,7 +8,6 @@ import statistics
 import tomllib
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +28,8 @@ from embark.features.values import (
     meaning_of_format,
     time_formats,
 )
-from embark.spec.data import PrepareSpec
+from embark.spec import PrepareSpec
+from embark.values import frozen
 
 Format = Literal["criteo", "csv", "jsonl", "parquet"]
 Type = Literal["text", "integer", "float", "boolean", "time", "list", "nested"]
@@ -65,7 +65,7 @@ WORDS: dict[str, list[str]] = tomllib.loads(
     Path(__file__).with_name("column_words.toml").read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Column:
     """A column of the sample."""
 
@@ -81,7 +81,7 @@ class Column:
         return Column(name, there, len(cells), kind)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sample:
     """Some rows of the input."""
 
@@ -269,7 +269,7 @@ def _has_header(prepare: PrepareSpec, known_names: Collection[str], rows: Sequen
     return has_numbers or all(_NAME.fullmatch(cell) for cell in filled)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Judgement:
     """The role of a column and the reason for it."""
 

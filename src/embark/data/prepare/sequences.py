@@ -4,7 +4,7 @@ for training.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -12,14 +12,12 @@ import numpy as np
 import tomli_w
 
 from embark.data.prepare import id_numbering
-from embark.data.prepare.earlier_ids import EarlierIds
 from embark.data.prepare.guess import find_time_column, find_times
 from embark.data.prepare.inputs import InputFile, Inputs
 from embark.data.prepare.journal import record_path
-from embark.data.prepare.prepare import Run, without_files
+from embark.data.prepare.prepare import Run, parts_of, without_files
 from embark.data.prepare.rows import SegmentCounts
 from embark.data.prepare.sampling import find_called, take_sample
-from embark.data.prepare.splits import time_split_record
 from embark.data.prepare.stored import Extent
 from embark.data.prepare.tasks import Finish, Preparation, Task
 from embark.data.prepared.manifest import (
@@ -27,23 +25,20 @@ from embark.data.prepared.manifest import (
     LOG_SPLITS,
     MIN_HELD_OUT,
     SEQUENCES,
-    TIME_SPLIT,
     Manifest,
-    Part,
-    Split,
 )
 from embark.data.prepared.parts import PartWriter
-from embark.data.workers import Report
+from embark.data.workers import Executor, Report
 from embark.errors import DataError, nearest
-from embark.features.arrays import Array, Int64s
+from embark.features.arrays import Array, Int64s, is_first
 from embark.features.encoding import look_up
 from embark.features.hashing import hash_counters
 from embark.features.layout import Feature, Layout, Rows
 from embark.features.rows import RawRows
 from embark.features.schema import Schema, SparseColumn
-from embark.spec.data import InteractionsSpec, PrepareSpec
+from embark.spec import PrepareSpec, RunSpec
+from embark.spec.data import InteractionsSpec
 from embark.spec.features import table_name
-from embark.spec.run import RunSpec
 from embark.values import JsonDict, JsonMap
 
 NUM_BUCKETS = 1_024
@@ -105,10 +100,6 @@ def log_options(prepare: PrepareSpec, how: InteractionsSpec) -> PrepareSpec:
     """Return how the files are read: `[data.interactions]` may say what `[data.prepare]` does not."""
     given = {"delimiter": how.delimiter, "column_names": how.column_names}
     return prepare.model_copy(update={key: value for key, value in given.items() if value})
-
-
-def _time_name(spec: RunSpec, column: str) -> str:
-    return (spec.model.sequence.times or table_name(column)) if column else ""
 
 
 def describe(spec: RunSpec, schema: Schema) -> str:
@@ -200,13 +191,12 @@ class LogPreparation(Preparation):
         order = np.argsort(rows["user"], kind="stable") if not self.schema.time_column else \
             np.lexsort((rows["time"], rows["user"]))
         rows, ids = rows[order], ids[order]
-        is_first = np.ones(len(rows), np.bool_)
-        is_first[1:] = rows["user"][1:] != rows["user"][:-1]
-        starts = np.flatnonzero(is_first)
+        is_user = is_first(rows["user"])
+        starts = np.flatnonzero(is_user)
         lengths = np.diff(starts, append=len(rows))
         times = (rows["time"] - task.first_time) // 1_000_000 if self.schema.time_column else None
         ends = ends_of(lengths) if not task.split_starts else \
-            ends_by_time(np.cumsum(is_first) - 1, lengths, rows["time"], task.split_starts)
+            ends_by_time(np.cumsum(is_user) - 1, lengths, rows["time"], task.split_starts)
         report(num_rows, 0, 0)
         lists = (ids,) if times is None else (ids, times.astype(np.int32))
         users = Rows(np.zeros(len(starts), np.uint8), np.zeros((len(starts), 0), np.float32), (*lists, *ends.T),
@@ -283,43 +273,35 @@ def most_distinct(ids: Array, lengths: Int64s) -> tuple[int, int]:
 class LogRun(Run):
     """One call of `prepare` for a log."""
 
-    def prepare(self, settings: JsonDict, earlier: EarlierIds | None) -> Manifest:
-        """Do everything, the manifest last."""
-        self._keep_ids(earlier)
-        tasks = [replace(task, kind="stage") for task in self._segment_tasks(settings["segment_bytes"])]
-        self.work = replace(self.work, segment_names=tuple(task.name for task in tasks))
-        self.folder.put()
-        with self._executor() as pool:
-            starts = self._split_starts(pool, tasks)
-            records = self._do(pool, "reading", tasks)
-            bad = self._checked_rows(tasks, records)
-            id_maps = self._id_maps(self._do(pool, "numbering ids", self._number_tasks(records)))
-            schema = self.work.schema
-            item = schema.sparse[_ITEM].name
-            id_maps = {item: id_maps[item] | {"counts": id_maps[item]["keys"].replace(".keys.", ".counts.")}}
-            layout = log_layout(item, id_maps[item]["rows"], _time_name(self.work.spec, schema.time_column))
-            first, last = _span(records)
-            if (last - first) // 1_000_000 >= MAX_NUMBER:
-                raise DataError(f"the times of column {schema.time_column!r} span more than 2³¹ seconds",
-                                fix='set data.prepare.time_unit = "ms" if they are milliseconds')
-            written = self._do(pool, "writing", [
-                Task("sequence", f"{number:05d}", num, layout=layout, starts=bounds, first_time=first,
-                     split_starts=starts) for number, (bounds, num) in enumerate(_groups(records))])
-        parts: dict[Split, tuple[Part, ...]] = {
-            split: tuple(Part(**part) for record in written for part in record["parts"][split]) for split in LOG_SPLITS}
+    no_rows = ("no user of the log has two items to train on",
+               "a log with at least 4 rows for a user, of which two are held out")
+
+    def _write_parts(
+        self, pool: Executor, tasks: Sequence[Task], starts: tuple[int, ...], settings: JsonDict
+    ) -> Manifest:
+        records = self._do(pool, "reading", tasks)
+        bad = self._checked_rows(tasks, records)
+        id_maps = self._id_maps(self._do(pool, "numbering ids", self._number_tasks(records)))
+        schema = self.work.schema
+        item = schema.sparse[_ITEM].name
+        id_maps = {item: id_maps[item] | {"counts": id_maps[item]["keys"].replace(".keys.", ".counts.")}}
+        times = schema.time_column and (self.work.spec.model.sequence.times or table_name(schema.time_column))
+        layout = log_layout(item, id_maps[item]["rows"], times)
+        first, last = _span(records)
+        if (last - first) // 1_000_000 >= MAX_NUMBER:
+            raise DataError(f"the times of column {schema.time_column!r} span more than 2³¹ seconds",
+                            fix='set data.prepare.time_unit = "ms" if they are milliseconds')
+        written = self._do(pool, "writing", [
+            Task("sequence", f"{number:05d}", num, layout=layout, starts=bounds, first_time=first,
+                 split_starts=starts) for number, (bounds, num) in enumerate(_groups(records))])
         sums = {name: sum(record[name] for record in written)
                 for name in ("users", "interactions", "left_out", "trained")}
         most = {name: max(record[name] for record in written) for name in ("longest", "most_distinct")}
         held_out = {file: nums for record in written for file, nums in record["held_out"].items()}
-        manifest = Manifest(
-            layout, parts, "", SEQUENCE_BLOCK_ROWS, settings=without_files(settings) | {
-                "id_maps": id_maps, SEQUENCES: sums | most | {"held_out": held_out},
-                **({TIME_SPLIT: time_split_record(self.work.spec.data, starts)} if starts else {})},
+        return Manifest(
+            layout, parts_of(written, LOG_SPLITS), "", SEQUENCE_BLOCK_ROWS, settings=without_files(settings) | {
+                "id_maps": id_maps, SEQUENCES: sums | most | {"held_out": held_out}},
             sources=self._sources(settings, tasks, records), bad_rows=bad.to_json())
-        if not manifest.num_rows("train"):
-            raise DataError("no user of the log has two items to train on",
-                            fix="a log with at least 4 rows for a user, of which two are held out")
-        return self._written(manifest)
 
 
 def _span(records: Sequence[JsonMap]) -> tuple[int, int]:

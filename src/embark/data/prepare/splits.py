@@ -14,7 +14,7 @@ from embark.features.arrays import Bytes, Int64s
 from embark.features.hashing import hash_counters, stream_key, uniform
 from embark.features.rows import RawRows
 from embark.features.values import micros_of, moment_text
-from embark.spec.data import DataSpec, moment
+from embark.spec import DataSpec, moment
 
 _CHUNK_ROWS = 1 << 20
 _NUM_BINS = 1 << 16

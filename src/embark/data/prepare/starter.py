@@ -12,7 +12,7 @@ from embark.data.prepare.guess import find_time_column, holds_times
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.sampling import Column, find_called, holds_numbers, is_zero_one, judge, take_sample
 from embark.formatting import shortlist
-from embark.spec.data import PrepareSpec
+from embark.spec import PrepareSpec
 from embark.values import JsonDict
 
 _LABELS = ("label", "target", "click", "clicked", "class", "y", "outcome", "bought", "converted", "churn")

@@ -6,7 +6,7 @@ of a value and a bin are numbered among themselves, as `codes`.
 """
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,11 +14,11 @@ import numpy as np
 
 from embark.data.prepare.id_numbering import IdFiles, RunKeys, npy_file, partitions
 from embark.data.workers import Report
-from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask
+from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask, is_first
 from embark.features.hashing import hash_counters, stream_key
 from embark.features.statistics import statistic_values
 from embark.spec.features import Statistic
-from embark.store.atomic_file import commit
+from embark.store import commit
 from embark.values import frozen
 
 NUM_BINS = 64
@@ -61,8 +61,7 @@ def encode_bins(keys: Hashes, bins: Bytes, is_positive: Mask) -> BinCodes:
     """Number the pairs of a value and a bin of a run."""
     order = np.lexsort((bins, keys))
     rising, their_bins = keys[order], bins[order]
-    is_new = np.ones(len(keys), np.bool_)
-    is_new[1:] = (rising[1:] != rising[:-1]) | (their_bins[1:] != their_bins[:-1])
+    is_new = is_first(rising, their_bins)
     number = np.cumsum(is_new) - 1
     codes = np.empty(len(keys), np.int32)
     codes[order] = number
@@ -90,7 +89,8 @@ def count_values(
         for lows, highs in pairwise(bounds.T):
             pieces = [(run, int(low), int(high)) for run, low, high in zip(runs, lows, highs, strict=True)]
             keys = np.concatenate([run.read_keys(low, high) for run, low, high in pieces] or [np.empty(0, np.uint64)])
-            entries = np.concatenate([_entries(run, low, high) for run, low, high in pieces] or [np.empty(0, ENTRY)])
+            entries = np.concatenate([np.empty(0, ENTRY), *(run.read_about(low, high, ENTRY)
+                                                            for run, low, high in pieces)])
             before, distinct, totals = _before(keys, entries)
             at = 0
             for start, (_, low, high) in zip(starts, pieces, strict=False):
@@ -112,20 +112,12 @@ def count_values(
     return num_values
 
 
-def _entries(run: RunKeys, start: int, stop: int) -> Array:
-    offset = run.start + run.num_keys * run.dtype.itemsize + start * ENTRY.itemsize
-    return np.fromfile(run.path, ENTRY, stop - start, offset=offset)
-
-
 def _before(keys: Hashes, entries: Array) -> tuple[Array, Hashes, Array]:
     """Return what is before each entry, the distinct keys of training rows, rising, and all that there is of each."""
     order = np.lexsort((entries["bin"], keys))
     keys, bins = keys[order], entries["bin"][order]
-    is_first = np.ones(len(keys), np.bool_)
-    is_first[1:] = keys[1:] != keys[:-1]
-    is_bin = is_first.copy()
-    is_bin[1:] |= bins[1:] != bins[:-1]
-    firsts, number = np.flatnonzero(is_first), np.cumsum(is_first) - 1
+    is_key, is_bin = is_first(keys), is_first(keys, bins)
+    firsts, number = np.flatnonzero(is_key), np.cumsum(is_key) - 1
     first_of_bin = np.flatnonzero(is_bin)[np.cumsum(is_bin) - 1]
     found, totals = np.empty(len(keys), BEFORE), np.zeros(len(firsts), BEFORE)
     for name, of in (("before", "rows"), ("positive", "positive")):
@@ -156,9 +148,3 @@ def row_statistics(
 def _statistics(wanted: Sequence[Statistic], rows: Array, counts: Array, mean: float) -> Floats:
     return statistic_values(wanted, counts.astype(np.int64), rows["before"].astype(np.int64),
                             rows["positive"].astype(np.int64), mean)
-
-
-def read_before(path: Path, starts: Sequence[int], nums: Sequence[int]) -> Iterator[Array]:
-    """Yield what is before the entries of each run, by the run's position among all."""
-    for start, num in zip(starts, nums, strict=True):
-        yield np.fromfile(path, BEFORE, num, offset=start * BEFORE.itemsize)

@@ -23,10 +23,9 @@ from uuid import uuid4
 from embark.data.prepare.journal import ATTEMPTS, PREPARING, SETTINGS, record_path
 from embark.data.workers import Report
 from embark.errors import UserError
-from embark.store import ObjectStore, open_store
+from embark.store import LocalStore, NotFound, ObjectStore, for_each_parallel, open_store, writing
 from embark.store.atomic_file import move
-from embark.store.errors import NotFound, writing
-from embark.store.object_store import PIECE_BYTES, LocalStore, for_each_parallel
+from embark.store.object_store import PIECE_BYTES
 from embark.values import JsonDict, frozen
 
 if TYPE_CHECKING:

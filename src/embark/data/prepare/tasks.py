@@ -26,10 +26,8 @@ from embark.features.numbers import DrawnRows, Numbers, NumberSample, with_bound
 from embark.features.rows import Keys, RawRows
 from embark.features.schema import Schema, SparseColumn
 from embark.features.statistics import ValueStatistics, statistic_columns, with_statistics
-from embark.spec.data import PrepareSpec
-from embark.spec.run import RunSpec
-from embark.store.atomic_file import commit
-from embark.store.object_store import LocalStore
+from embark.spec import PrepareSpec, RunSpec
+from embark.store import LocalStore, commit
 from embark.values import JsonDict, frozen
 
 if TYPE_CHECKING:
@@ -307,7 +305,8 @@ class Preparation:
                   for name, start in zip(self.counted, task.starts, strict=True)}
         tables = {i: id_numbering.read_codes(self.id_files(i).codes, starts[str(i)], nums[str(i)])
                   for i in self.numbered}
-        before = {i: statistics_count.read_before(self.statistic_files(i).codes, starts[name], nums[name])
+        before = {i: id_numbering.read_codes(self.statistic_files(i).codes, starts[name], nums[name],
+                                             statistics_count.BEFORE)
                   for i in self.statistics for name in [f"{i}.statistics"]}
         writers, num = _Writers(self.out, task.name, layout), len(layout.features)
         is_list = [*(column.is_list for column in self.schema.sparse), *(False for _ in self.statistics)]

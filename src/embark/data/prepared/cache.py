@@ -24,7 +24,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from tokenize import TokenError
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -35,11 +35,11 @@ from embark.data.prepared.source import Allocate, PreparedSource
 from embark.errors import DataError, EmbarkError, Fault
 from embark.features.arrays import Array, Int32s, Int64s
 from embark.features.layout import REPAIR, Layout
-from embark.spec.run import RunSpec
-from embark.store import ObjectStore, open_store
-from embark.store.errors import NotFound, RetryPolicy, explain_data
-from embark.store.object_store import LocalStore, normalize_path
+from embark.spec import RunSpec
+from embark.store import LocalStore, NotFound, ObjectStore, explain_data, normalize_path, open_store
+from embark.store.errors import RetryPolicy
 from embark.store.run_dir import user_cache
+from embark.values import JsonDict
 
 _POLL_S = 0.02
 _MAX_WAIT_S = 120.0
@@ -407,7 +407,7 @@ def _size_of(file: Path) -> int | None:
         raise explain_data(error, file, REPAIR) from None
 
 
-def _incomplete_parts(wanted: Sequence[Part], sizes: dict[str, Any]) -> list[str]:
+def _incomplete_parts(wanted: Sequence[Part], sizes: JsonDict) -> list[str]:
     return [
         f"{part.file} " + ("is missing" if sizes.get(part.file) is None
                            else f"has {sizes[part.file]:,} bytes, the manifest says {part.size_bytes:,}")

@@ -13,11 +13,8 @@ from pydantic import AfterValidator, BaseModel, Field, ValidationError
 from embark.errors import DataError, UserError
 from embark.features.layout import Feature, Layout
 from embark.formatting import shortlist
-from embark.spec.model import ModelSpec, Table
-from embark.spec.run import RunSpec
-from embark.spec.tasks import label_columns
-from embark.spec.train import with_train_defaults
-from embark.store.object_store import normalize_path
+from embark.spec import ModelSpec, RunSpec, Table, label_columns, with_train_defaults
+from embark.store import normalize_path
 from embark.values import JsonDict, JsonMap, frozen
 
 MANIFEST = "manifest.json"

@@ -16,8 +16,7 @@ import numpy as np
 from embark.data.prepared.manifest import BLOCK_ROWS, Manifest, Part, Split
 from embark.errors import DataError
 from embark.features.layout import REPAIR, Block, Layout, Rows, fill
-from embark.store.atomic_file import commit
-from embark.store.errors import explain_data
+from embark.store import commit, explain_data
 
 _MOST_MAPPED = 4_096  # A process may have 65,530 mappings, the kernel's default.
 _MOST_BLOCKS = 64
@@ -122,8 +121,8 @@ class PartVerifier:
     parts. A damaged one stops the run at the next part that is used."""
 
     def __init__(self) -> None:
-        self._rank = int(os.environ.get("LOCAL_RANK", "0"))
-        self._num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        self._rank = int(os.getenv("LOCAL_RANK", "0"))
+        self._num_ranks = int(os.getenv("LOCAL_WORLD_SIZE", "1"))
         self._seen: set[str] = set()
         self._todo: deque[tuple[Part, OpenPart]] = deque()
         self._lock = threading.Lock()

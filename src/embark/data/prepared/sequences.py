@@ -14,8 +14,7 @@ from embark.data.prepared.order import EpochOrder, Shuffle, row_order
 from embark.data.prepared.parts import Parts
 from embark.features.arrays import Int32s, Int64s, ragged_positions
 from embark.features.layout import Block
-from embark.spec.data import DataSpec
-from embark.spec.model import ModelSpec
+from embark.spec import DataSpec, ModelSpec
 
 _MOST_ORDERS = 3
 _MOST_ROW_ORDERS = 64

@@ -11,7 +11,6 @@ from functools import cached_property, lru_cache, partial
 from itertools import accumulate, groupby
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data.loader import Batch
 from embark.data.prepared.manifest import NUMBERS, Manifest, Part, label_columns_of
@@ -19,13 +18,11 @@ from embark.data.prepared.order import BlockSlice, EpochOrder, Shuffle, block_ta
 from embark.data.prepared.parts import Parts
 from embark.data.task_labels import task_labels
 from embark.errors import DataError
-from embark.features.arrays import Array, Bytes, Int32s, Int64s, ragged_positions
+from embark.features.arrays import Array, Bytes, Int32s, Int64s, UInt32s, ragged_positions
 from embark.features.layout import REPAIR, Block, Layout
 from embark.features.numbers import Numbers, read_numbers
 from embark.formatting import shortlist
-from embark.spec.data import DataSpec
-from embark.spec.model import Table
-from embark.spec.tasks import Task
+from embark.spec import DataSpec, Table, Task
 from embark.values import frozen
 
 Allocate = Callable[[int], Bytes]  # Returns a buffer of this size, aligned to 16 bytes.
@@ -358,7 +355,7 @@ class ColumnSelection:
         """Return the index in a batch at which each feature's ids begin, and the end of the last one's."""
         return [num_rows * before for before in accumulate(self.multi_hot, initial=0)]
 
-    def largest_fixed(self, ids: Int32s, num_rows: int) -> NDArray[np.uint32]:
+    def largest_fixed(self, ids: Int32s, num_rows: int) -> UInt32s:
         """Return the largest id of each feature in a batch; a negative one counts as a large one."""
         found, start = [], 0
         for multi_hot, equal in groupby(self.multi_hot):  # one call for features alike: small batches are many

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from embark.data.stream.records import Message, Offset
+from embark.data.stream.records import Message, Offset, Offsets
 from embark.errors import DataError, UserError
-from embark.spec.stream import StreamSpec
-from embark.spec.user_code import file_of, load_user_class, location_of, user_call, user_errors
+from embark.spec import StreamSpec, file_of
+from embark.spec.user_code import load_user_class, location_of, user_call, user_errors
 
 _CALL = "poll(self, offset, timeout_s)"
 
@@ -19,7 +19,7 @@ class CustomReader:
         self._stream = stream
         self._last: Offset = None
 
-    def open(self, offsets: Mapping[str, Offset]) -> Sequence[str]:
+    def open(self, offsets: Offsets) -> Sequence[str]:
         self._last = offsets.get("")
         source = self._stream.source
         with user_errors():
@@ -51,7 +51,7 @@ class CustomReader:
             self._last = messages[-1].offset
         return messages
 
-    def acknowledge(self, offsets: Mapping[str, Offset]) -> None:
+    def acknowledge(self, offsets: Offsets) -> None:
         if hasattr(self._own, "acknowledge"):
             with user_errors():
                 self._own.acknowledge(offsets[""])

@@ -5,17 +5,15 @@ import gzip
 import io
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 from zlib import crc32
 
-from embark.data.stream.records import Message, Offset, Row
+from embark.data.stream.records import Message, Offsets, Row
 from embark.errors import DataError, EmbarkError, Fault
 from embark.features.values import json_object
-from embark.store import open_store
-from embark.store.errors import NotFound
-from embark.store.object_store import ObjectStore
+from embark.store import NotFound, ObjectStore, open_store
 
 KINDS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".csv", ".csv.gz", ".parquet")
 AT_A_TIME = 1_000
@@ -41,10 +39,10 @@ class FilesReader:
         self._listed_s = 0.0
         self._problem = self._nothing_new = ""
 
-    def open(self, offsets: Mapping[str, Offset]) -> Sequence[str]:
+    def open(self, offsets: Offsets) -> Sequence[str]:
         found = offsets.get("")
         if isinstance(found, list):
-            name, row, self._floor, self._known = found if len(found) == 4 else (*found, found[0], {})
+            name, row, self._floor, self._known = found
             self._continue(name, row + 1)
         return [""]
 
@@ -58,7 +56,7 @@ class FilesReader:
             self._list(timeout_s)
         return [self._items.popleft() for _ in range(min(AT_A_TIME, len(self._items)))]
 
-    def acknowledge(self, offsets: Mapping[str, Offset]) -> None:
+    def acknowledge(self, offsets: Offsets) -> None:
         """Do nothing: the files stay."""
 
     def problem(self) -> str:

@@ -8,9 +8,9 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Partition
 
-from embark.data.stream.records import Message, Offset
+from embark.data.stream.records import Message, Offsets
 from embark.errors import DataError, Fault, UserError
-from embark.spec.stream import StreamSpec
+from embark.spec import StreamSpec
 
 AT_A_TIME = 500
 MANY, FEW = 5_000, 1_000  # Records in memory at which a partition is paused, and resumed.
@@ -30,7 +30,7 @@ class KafkaReader:
         self._paused: set[str] = set()
         self._problem = ""
 
-    def open(self, offsets: Mapping[str, Offset]) -> Sequence[str]:
+    def open(self, offsets: Offsets) -> Sequence[str]:
         assigned = []
         for topic in self._stream.topics:
             try:
@@ -57,7 +57,7 @@ class KafkaReader:
         self._pause_full(partition)
         return [records.popleft() for _ in range(min(AT_A_TIME, len(records)))]
 
-    def acknowledge(self, offsets: Mapping[str, Offset]) -> None:
+    def acknowledge(self, offsets: Offsets) -> None:
         ends = [Partition(*_parts(name), offset + 1) for name, offset in offsets.items() if isinstance(offset, int)]
         with suppress(KafkaException):  # the next one makes up for it
             self._consumer.commit(offsets=ends, asynchronous=True)

@@ -6,7 +6,7 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, TypeVar
 
@@ -15,9 +15,9 @@ from nats.errors import TimeoutError as NoMessage
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import NotFoundError
 
-from embark.data.stream.records import Message, Offset
+from embark.data.stream.records import Message, Offsets
 from embark.errors import DataError, Fault, UserError
-from embark.spec.stream import StreamSpec
+from embark.spec import StreamSpec
 from embark.values import JsonDict, JsonMap
 
 T = TypeVar("T")
@@ -45,7 +45,7 @@ class NatsReader:
         self._delivered: dict[str, deque[tuple[int, Any]]] = {}  # Messages by which a number can be acknowledged.
         self._problem = ""
 
-    def open(self, offsets: Mapping[str, Offset]) -> Sequence[str]:
+    def open(self, offsets: Offsets) -> Sequence[str]:
         self._thread.start()
         for topic in self._stream.topics:
             last = offsets.get(topic)
@@ -66,7 +66,7 @@ class NatsReader:
             threading.Event().wait(timeout_s)
             return []
 
-    def acknowledge(self, offsets: Mapping[str, Offset]) -> None:
+    def acknowledge(self, offsets: Offsets) -> None:
         """Acknowledge records, so that streams which keep them until then can drop them; a lost acknowledgement is
         made up for by the next."""
         for topic, offset in offsets.items():

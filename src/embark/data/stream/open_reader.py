@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from embark.data.stream.records import StreamReader
 from embark.errors import MissingPackage, UserError
-from embark.spec.run import RunSpec
+from embark.spec import RunSpec
+from embark.values import JsonDict
 
 OPTIONS = "EMBARK_STREAM_OPTIONS"
 
@@ -64,9 +64,9 @@ def _needs_client(source: str) -> Iterator[None]:
                              fix=f"pip install 'embark-rec[{source}]'") from None
 
 
-def client_options() -> dict[str, Any]:
+def client_options() -> JsonDict:
     """Read the TOML file that the environment names: the options may be secret, so no spec has them."""
-    path = os.environ.get(OPTIONS, "")
+    path = os.getenv(OPTIONS, "")
     if not path:
         return {}
     try:

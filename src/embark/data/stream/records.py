@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from embark.values import JsonMap, frozen
 
 Offset = int | str | list[Any] | None  # A JSON value; None stands for the position before the first record.
+Offsets = Mapping[str, Offset]
 Row = JsonMap
 
 
@@ -23,14 +24,14 @@ class Message:
 class StreamReader(Protocol):
     """Reads partitions, each a sequence of records that is the same every time it is read from an offset on."""
 
-    def open(self, offsets: Mapping[str, Offset]) -> Sequence[str]:
+    def open(self, offsets: Offsets) -> Sequence[str]:
         """Connect; return the names of the partitions, which continue behind these offsets."""
 
     def poll(self, partition: str, timeout_s: float) -> list[Message]:
         """Return the next records of a partition that there are; none if none come within about this time, or the
         broker cannot be reached."""
 
-    def acknowledge(self, offsets: Mapping[str, Offset]) -> None:
+    def acknowledge(self, offsets: Offsets) -> None:
         """Note that a committed checkpoint contains the records up to these: they will not be asked for again."""
 
     def problem(self) -> str:

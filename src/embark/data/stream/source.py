@@ -28,9 +28,7 @@ from embark.features.rows import RawRows
 from embark.features.schema import Schema
 from embark.features.values import json_object, moment_text
 from embark.formatting import format_count
-from embark.spec.data import PrepareSpec
-from embark.spec.run import RunSpec
-from embark.spec.tasks import label_columns
+from embark.spec import PrepareSpec, RunSpec, label_columns
 from embark.store import Checkpoint, CheckpointStore
 from embark.values import JsonDict
 

@@ -15,6 +15,7 @@ from embark.data.stream.records import Message, Row
 from embark.errors import EmbarkError
 from embark.features.rows import RawRows
 from embark.features.values import json_object
+from embark.values import JsonDict, frozen
 
 MAX_RECORD_BYTES = 16 << 20
 FIRST_LETTERS, LATER_LETTERS = 20, 1_000  # Of each reason the first records are kept, then one of so many.
@@ -25,7 +26,7 @@ _SCALARS = {str, int, float, bool, type(None)}
 Parse = Callable[[list[Row]], RawRows]
 
 
-class CheckedRow(dict[str, Any]):
+class CheckedRow(JsonDict):
     """A row of a record with what it was parsed to, so that it is parsed once: row `index` of `raw`."""
 
     __slots__ = ("index", "raw")
@@ -119,12 +120,12 @@ def _why(error: Exception) -> str:
     return error.what if isinstance(error, EmbarkError) else f"cannot be read ({type(error).__name__})"
 
 
+@frozen
 class DeadLetters:
     """A file with some of the records that were skipped. What cannot be written is left out: the file never fails a
     run."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    path: Path
 
     def add(self, partition: str, message: Message, why: str, number: int) -> bool:
         """Keep a record, the `number`th that was skipped for this reason, unless enough of them are there; a run that

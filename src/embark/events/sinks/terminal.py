@@ -29,7 +29,7 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
-from embark.values import JsonMap
+from embark.values import JsonMap, frozen
 
 LINE_EVERY_S = 5.0  # Between two lines about steps in a log.
 
@@ -210,26 +210,26 @@ def _parts(*parts: str) -> str:
     return "   ".join(filter(None, parts))
 
 
+@frozen
 class Encoded:
     """Anything that is shown, in characters that the terminal has."""
 
-    def __init__(self, shown: RenderableType) -> None:
-        self._shown = shown
+    shown: RenderableType
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for segment in console.render(self._shown, options):
+        for segment in console.render(self.shown, options):
             yield segment._replace(text=to_encoding(segment.text, console.encoding))
 
 
+@frozen
 class ProgressLine:
     """A line such as `step 12,400/20,000 ━━━━━━╸━━━ train: loss 0.4512 AUC 0.7712 41.2 k samples/s 2:05 left`, as much
     as fits."""
 
-    def __init__(self, run: NewestEvents) -> None:
-        self._run = run
+    run: NewestEvents
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        run, width = self._run, min(options.max_width, summary.MAX_WIDTH)
+        run, width = self.run, min(options.max_width, summary.MAX_WIDTH)
         total, done = format_count(run.num_steps), format_count(run.steps_done)
         left = Text(f"  step {done:>{len(total)}}/{total} " if run.num_steps else f"  step {done} ")
         right = self._right(width - left.cell_len - _MIN_BAR)
@@ -245,12 +245,12 @@ class ProgressLine:
         yield grid
 
     def _right(self, width: int) -> Text:
-        step, has_end = self._run.step, bool(self._run.num_steps)
+        step, has_end = self.run.step, bool(self.run.num_steps)
         if not step:
             return Text("  starting" if has_end else "  waiting for records", "dim")
         parts = [f"train: loss {format_float(step.get('loss'))}", f"AUC {format_auc(step)}",
                  f"{format_si(step.get('samples_per_s')):>6} samples/s",
-                 *([f"{format_clock(self._run.seconds_left):>5} left"] if has_end else [])]
+                 *([f"{format_clock(self.run.seconds_left):>5} left"] if has_end else [])]
         while len(parts) > 1 and len("  ".join(["", *parts])) > width:
             del parts[-2 if has_end else -1]
         shown = Text("  ".join(["", *parts]))

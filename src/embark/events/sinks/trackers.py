@@ -17,7 +17,7 @@ from embark.events.metrics import readings
 from embark.events.sinks.services import NewestReadings, SendingSink, batched, require_packages
 from embark.events.sinks.tensorboard import STEPS, tag_of
 from embark.formatting import redact
-from embark.spec.toml import flatten
+from embark.spec import flatten
 from embark.values import JsonDict, JsonMap, frozen
 
 MAX_WAITING = 20_000  # Points kept for a service that does not answer; then the oldest are dropped.
@@ -114,7 +114,7 @@ class Wandb:
         wandb.setup(settings=settings)  # also silences what comes before the run, and its question for a key
         try:
             self._run: Any = wandb.init(
-                project=run.project or os.environ.get("WANDB_PROJECT") or PROJECT, name=run.name,
+                project=run.project or os.getenv("WANDB_PROJECT") or PROJECT, name=run.name,
                 id=run.find_or_make_id(), resume="allow", config=run.config, dir=run.folder, settings=settings,
                 allow_val_change=True)
         except Exception:
@@ -147,7 +147,7 @@ class Mlflow:
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._points, self._metric = points, Metric
         self._client: Any = MlflowClient()
-        name = run.project or os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+        name = run.project or os.getenv("MLFLOW_EXPERIMENT_NAME") or PROJECT
         experiment = mlflow.set_experiment(name).experiment_id
         found = self._client.search_runs([experiment], f"tags.`{TAG}` = '{run.find_or_make_id()}'", max_results=1)
         if found:

@@ -75,7 +75,7 @@ class CellParser:
         """Return 1 where a cell is one of the words, 0 where it is anything else, NaN where it is missing."""
         array = self.text(normalize_array(array))
         is_one = pc.is_in(as_bytes(array), value_set=pa.array([word.encode() for word in words], as_bytes(array).type))
-        return np.where(array.is_null(), np.nan, is_one.to_numpy(zero_copy_only=False)), None
+        return np.where(array.is_null(), np.nan, np.asarray(is_one)), None
 
     def keys(self, array: Any, column: SparseColumn) -> SparseCells:
         """Read a sparse column: one key a row, or a list of them."""
@@ -185,7 +185,7 @@ class CellParser:
         found = pc.split_pattern_regex(text, _NO_WORD)
         words, owner = pc.list_flatten(found), pc.list_parent_indices(found).to_numpy()
         is_word = pc.not_equal(words, "")
-        return words.filter(is_word), np.bincount(owner[is_word.to_numpy(zero_copy_only=False)], minlength=len(array))
+        return words.filter(is_word), np.bincount(owner[np.asarray(is_word)], minlength=len(array))
 
     def _values_of_lists(self, array: Any) -> tuple[Any, Int64s]:
         """Return all values one after the other, and how many each row has."""
@@ -196,10 +196,10 @@ class CellParser:
                 pc.split_pattern_regex(text, "[|;]")
         elif not is_list(array.type):
             # One value is a list of one, no value an empty one.
-            is_there = array.is_valid().to_numpy(zero_copy_only=False)
+            is_there = np.asarray(array.is_valid())
             return array.drop_null(), is_there.astype(np.int64)
         counted = pc.list_value_length(array).fill_null(0)
-        lengths = counted.to_numpy(zero_copy_only=False).astype(np.int64)
+        lengths = np.asarray(counted).astype(np.int64)
         values = normalize_array(pc.list_flatten(array))
         if is_list(values.type) or types.is_nested(values.type):
             raise DataError(f"holds {array.type}: lists of lists are not read")
@@ -258,7 +258,7 @@ def _finite(values: Array, array: Any) -> Numbers:
     is_bad = is_odd & ~np.isnan(values)
     if not isinstance(array, np.ndarray) and is_text(array.type):
         is_nan = pc.equal(pc.ascii_lower(pc.ascii_trim_whitespace(as_text(array))), "nan").fill_null(True)
-        is_bad |= is_odd & ~is_nan.to_numpy(zero_copy_only=False)
+        is_bad |= is_odd & ~np.asarray(is_nan)
     if not is_bad.any():
         return values, None
     return np.where(is_bad, np.nan, values), is_bad
@@ -268,7 +268,7 @@ def _floats(array: Any) -> Doubles:
     """Convert to float64; nulls become NaN."""
     if array.type != pa.float64():
         array = array.cast(pa.float64(), safe=False)
-    result: Doubles = array.to_numpy(zero_copy_only=False)
+    result: Doubles = np.asarray(array)
     return result
 
 
@@ -282,7 +282,7 @@ def _integers(array: Any) -> tuple[Hashes, Mask | None]:
     if not (types.is_integer(array.type) or types.is_boolean(array.type)):
         raise DataError(f"holds {array.type}, which is not an integer")
     array = array.cast(pa.uint64() if types.is_uint64(array.type) else pa.int64())
-    values_64: Array = array.fill_null(0).to_numpy(zero_copy_only=False)
+    values_64: Array = np.asarray(array.fill_null(0))
     return values_64.view(np.uint64), None
 
 
@@ -294,7 +294,7 @@ def _integers_of_text(array: Any) -> tuple[Hashes, Mask | None]:
     # One by one: among cells that a cast to 64 bits with sign refuses, few are distinct.
     encoded = as_bytes(array).dictionary_encode()
     found = [_integer(word) for word in encoded.dictionary.to_pylist()]
-    indices = encoded.indices.fill_null(len(found)).to_numpy(zero_copy_only=False)
+    indices = np.asarray(encoded.indices.fill_null(len(found)))
     keys = np.array([(value or 0) & _ALL_BITS for value in (*found, 0)], np.uint64)[indices]
     return keys, np.array([value is None for value in (*found, 0)])[indices]
 
@@ -314,13 +314,13 @@ def _hexadecimal(array: Any) -> tuple[Hashes, Mask | None]:
     digits = pc.utf8_lpad(pc.if_else(is_hex.fill_null(False), text, "0"), 16, "0")
     _, _, padded = buffers_of(digits)
     keys = np.frombuffer(bytes.fromhex(padded.tobytes().decode()), ">u8").astype(np.uint64)
-    return keys, ~is_hex.fill_null(True).to_numpy(zero_copy_only=False)
+    return keys, ~np.asarray(is_hex.fill_null(True))
 
 
 def _nulls(array: Any) -> Mask | None:
     if not array.null_count:
         return None
-    result: Mask = array.is_null().to_numpy(zero_copy_only=False)
+    result: Mask = np.asarray(array.is_null())
     return result
 
 
@@ -336,7 +336,7 @@ def hash_words(array: Any) -> Hashes:
     words = trim(encoded.dictionary)
     if not len(words):
         return np.zeros(len(array), np.uint64)
-    hashes: Hashes = hash_bytes(words)[encoded.indices.fill_null(0).to_numpy(zero_copy_only=False)]
+    hashes: Hashes = hash_bytes(words)[np.asarray(encoded.indices.fill_null(0))]
     return hashes
 
 
@@ -405,7 +405,7 @@ def buffers_of(array: Any) -> tuple[Int64s, Int64s, Bytes]:
     offsets -= offsets[0]
     lengths = np.diff(offsets)
     if array.null_count:
-        lengths[array.is_null().to_numpy(zero_copy_only=False)] = 0
+        lengths[np.asarray(array.is_null())] = 0
     return offsets[:-1], lengths, text
 
 

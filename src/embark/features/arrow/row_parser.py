@@ -24,7 +24,7 @@ from embark.features.made import with_made
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 from embark.features.schema import TIME_ROWS, LabelColumn, Schema, texts
 from embark.features.values import DecimalSign, json_cell, meaning_of_format
-from embark.spec.data import PrepareSpec
+from embark.spec import PrepareSpec
 from embark.values import JsonMap, frozen
 
 SplitCell = Callable[[str], list[str]]

@@ -108,8 +108,8 @@ def _parsed(array: Any, format: str, cells: CellParser) -> Times:
                         fix="write the column alike in every file")
     if types.is_timestamp(array.type) or types.is_date(array.type):
         array = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)), safe=False)
-        micros = array.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-        return Times(micros, array.is_null().to_numpy(zero_copy_only=False), np.zeros(len(array), np.bool_))
+        micros = np.asarray(array.cast(pa.int64()).fill_null(0))
+        return Times(micros, np.asarray(array.is_null()), np.zeros(len(array), np.bool_))
     values, is_bad = cells.numbers(array)
     is_bad = np.zeros(len(values), np.bool_) if is_bad is None else is_bad
     micros = np.rint(values * MICROS_PER_UNIT.get(format, 1))
@@ -128,7 +128,7 @@ def _formats_of_type(kind: Any) -> tuple[TimeFormat, ...]:
 
 
 def _of_text(text: Any, format: str) -> Times:
-    is_there = text.is_valid().to_numpy(zero_copy_only=False)
+    is_there = np.asarray(text.is_valid())
     fits = pc.match_substring_regex(text, ISO_PATTERNS[cast(TimeFormat, format)])
     text = pc.if_else(fits, text, pa.scalar(None, text.type))
     text = pc.replace_substring_regex(text, "([.][0-9]{6})[0-9]+", r"\1")  # microseconds are kept
@@ -139,8 +139,8 @@ def _of_text(text: Any, format: str) -> Times:
         parsed = text.cast(kind)
     except pa.ArrowInvalid:  # A day or an hour that no calendar has, so each on its own.
         parsed = pa.chunked_array([_cast_one(text[i : i + 1], kind) for i in range(len(text))]).combine_chunks()
-    has_time = parsed.is_valid().to_numpy(zero_copy_only=False)
-    micros = parsed.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
+    has_time = np.asarray(parsed.is_valid())
+    micros = np.asarray(parsed.cast(pa.int64()).fill_null(0))
     return Times(micros, ~is_there, is_there & ~has_time)
 
 
@@ -153,11 +153,11 @@ def _cast_one(text: Any, kind: Any) -> Any:
 
 def _of_format(text: Any, format: str) -> Times:
     """Read times in the format of Python's `strptime`."""
-    is_there = text.is_valid().to_numpy(zero_copy_only=False)
+    is_there = np.asarray(text.is_valid())
     if width := num_digits(format):  # Numbers have lost the zeros in front.
         text = pc.utf8_lpad(text, width, "0")
     groups = pc.extract_regex(text, time_pattern(format))
-    fits = groups.is_valid().to_numpy(zero_copy_only=False)
+    fits = np.asarray(groups.is_valid())
     names = {groups.type.field(i).name for i in range(groups.type.num_fields)}
 
     def words(name: str) -> Any:
@@ -166,7 +166,7 @@ def _of_format(text: Any, format: str) -> Times:
     def number(name: str, default: int = 0) -> Int64s:
         if name not in names:
             return np.full(len(text), default, np.int64)
-        found: Int64s = words(name).cast(pa.int64()).to_numpy(zero_copy_only=False)
+        found: Int64s = np.asarray(words(name).cast(pa.int64()))
         return found
 
     year = number("Y", 1970)
@@ -185,18 +185,18 @@ def _of_format(text: Any, format: str) -> Times:
     if "z" in names:
         sign, hours, rest = (pc.struct_field(pc.extract_regex(
             words("z"), "^(?P<s>[+-]?)(?P<h>[0-9Z]{0,2}):?(?P<m>[0-9]{0,2})$"), name) for name in "shm")
-        ahead = sum(pc.if_else(pc.match_substring_regex(one, "^[0-9]+$"), one, "0").cast(pa.int64()).to_numpy(
-            zero_copy_only=False) * factor for one, factor in ((hours, 60), (rest, 1)))
-        minutes = minutes - np.where(pc.equal(sign, "-").to_numpy(zero_copy_only=False), -ahead, ahead)
+        ahead = sum(
+            np.asarray(pc.if_else(pc.match_substring_regex(one, "^[0-9]+$"), one, "0").cast(pa.int64())) * factor
+            for one, factor in ((hours, 60), (rest, 1)))
+        minutes = minutes - np.where(np.asarray(pc.equal(sign, "-")), -ahead, ahead)
     micros = days.astype(np.int64) * MICROS_PER_DAY + minutes * _PER_MINUTE + number("S") * 1_000_000
     if "f" in names:
-        micros += pc.utf8_rpad(words("f"), 6, "0").cast(pa.int64()).to_numpy(zero_copy_only=False)
+        micros += np.asarray(pc.utf8_rpad(words("f"), 6, "0").cast(pa.int64()))
     is_bad = is_there & ~(fits & (days.astype("datetime64[M]") == months) & (year > 0) & (np.abs(micros) < MAX_MICROS))
     return Times(np.where(is_there & ~is_bad, micros, 0), ~is_there, is_bad)
 
 
 def _positions(words: Any, among: list[str]) -> Array:
     """Return the position of each word, or 0."""
-    found: Array = pc.index_in(pc.ascii_lower(words), value_set=pa.array(among)).fill_null(0).to_numpy(
-        zero_copy_only=False)
+    found: Array = np.asarray(pc.index_in(pc.ascii_lower(words), value_set=pa.array(among)).fill_null(0))
     return found.astype(np.int64)

@@ -349,11 +349,11 @@ CLOUDS: dict[str, type[Cloud]] = {"aws": Aws, "azure": Azure, "gcp": Gcp}
 
 def from_environment(**defaults: str) -> dict[str, str]:
     """Return settings by name: the environment's value, else the default."""
-    return {name: os.environ.get(name) or default for name, default in defaults.items()}
+    return {name: os.getenv(name) or default for name, default in defaults.items()}
 
 
 def gcp_project(job: Job) -> str:
-    project = job.spec.place.account or os.environ.get("PROJECT", "")
+    project = job.spec.place.account or os.getenv("PROJECT", "")
     if not project:
         raise UserError("no Google Cloud project is set", fix="--set place.account=PROJECT")
     return project

@@ -1,7 +1,6 @@
 """This machine: a supervised training run that outlives the terminal, found again by its folder."""
 
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from embark.launch.backend import (
     LaunchBackend,
     LaunchRequest,
     LogLine,
+    ReadLines,
     Resource,
     RunHandle,
     Status,
@@ -26,8 +26,7 @@ from embark.launch.run_registry import registry_dir
 from embark.launch.shell import CommandResult
 from embark.launch.supervisor_client import PROGRAM, SupervisorState, job_json, status_of
 from embark.spec import RunSpec, to_toml
-from embark.store import write_atomic
-from embark.store.run_dir import SPEC
+from embark.store import SPEC, write_atomic
 
 GRACE_S = 120.0
 
@@ -82,7 +81,7 @@ class Local(LaunchBackend):
                        fix=f"embark launch resumes it from the last checkpoint in {handle.run_uri}",
                        reason="its process is gone without an exit code: killed, or rebooted")
 
-    def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
+    def log_reader(self, handle: RunHandle) -> ReadLines:
         return file_reader(handle.folder / supervisor.LOG, self._line)
 
     def cancel(self, handle: RunHandle) -> CancelResult:

@@ -5,7 +5,7 @@ import math
 import shutil
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -17,7 +17,7 @@ from embark.launch.backend import (
     DamagedRecord,
     LaunchBackend,
     LaunchRequest,
-    LogLine,
+    ReadLines,
     Resource,
     RunHandle,
     Status,
@@ -28,8 +28,7 @@ from embark.launch.supervisor_client import Host, LogPosition, SupervisorClient,
 from embark.render.job import Job, make_job
 from embark.render.targets.vm_node import OFF_DELAY_S
 from embark.spec import load_spec, to_toml
-from embark.store import write_atomic
-from embark.store.run_dir import SPEC
+from embark.store import SPEC, write_atomic
 from embark.values import frozen
 
 RUN_FOLDER = "/var/lib/embark-run"  # The folder on the machine with the job's files and the log.
@@ -93,7 +92,7 @@ class MachinesBackend(LaunchBackend):
     def status(self, handle: RunHandle) -> Status:
         return self._inspect(handle)[1]
 
-    def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
+    def log_reader(self, handle: RunHandle) -> ReadLines:
         positions: dict[int, LogPosition] = {}
         return lambda: read_logs(self._ssh.log_sources(self._inspect(handle)[0], positions))
 

@@ -7,12 +7,12 @@ import os
 import re
 import time
 import zipfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, urlencode
 
 from embark.catalog import load_catalog
-from embark.errors import Mistake, SpecError, UserError
+from embark.errors import Mistake, Mistakes, SpecError, UserError
 from embark.formatting import format_duration, pluralize
 from embark.kubernetes.names import dns_label
 from embark.launch.backend import (
@@ -20,6 +20,7 @@ from embark.launch.backend import (
     LaunchBackend,
     LaunchRequest,
     LogLine,
+    ReadLines,
     Reason,
     Replica,
     Resource,
@@ -33,10 +34,8 @@ from embark.launch.http import HttpClient
 from embark.render.job import make_job
 from embark.render.settings import grace_s
 from embark.render.targets.kubernetes import RAY_SCRIPT, ray_script
-from embark.spec import RunSpec, to_toml
-from embark.spec.train import batch_mistakes
-from embark.store import run_uri
-from embark.store.run_dir import SPEC
+from embark.spec import RunSpec, batch_mistakes, to_toml
+from embark.store import SPEC, run_uri
 from embark.values import JsonDict, JsonMap
 
 WORKER = "RayTrainWorker"  # Ray Train's name for its actor on each machine.
@@ -51,7 +50,9 @@ def status_of(
 ) -> Status:
     """Return the status of a job that the cluster knows."""
     workers = [actor for actor in actors if actor.get("class_name") == WORKER]
-    lost = [actor for actor in workers if _died(actor)]
+    # Those that died by themselves, not because the run had ended or a neighbour died.
+    lost = [actor for actor in workers
+            if actor.get("state") == "DEAD" and _context(actor).get("reason") not in WANTED]
     num_restarts = max(len({actor.get("placement_group_id") for actor in workers}) - 1, 0)
     now = [actor for actor in workers if actor.get("state") != "DEAD"]
     since_s = float(job["start_time"]) / 1000 if job.get("start_time") else None
@@ -74,7 +75,8 @@ def status_of(
         return status.become("running", restarted)
     text, fix = f"{num_up} of {pluralize(num_machines, 'worker')} started", ""
     if (num_there := can_hold(nodes, handle)) < num_machines:
-        text = f"waits for {num_machines} x {resources_text(handle)}: the cluster has {num_there}"
+        each = ", ".join(f"{name}: {value}" for name, value in wanted(handle).items())
+        text = f"waits for {num_machines} x {{{each}}}: the cluster has {num_there}"
         fix = "add machines to the cluster, or set place.nodes to fewer"
     if restarted:
         return status.become("restarting", f"{restarted}; {text}", fix)
@@ -99,11 +101,6 @@ def wanted(handle: RunHandle) -> dict[str, int]:
     """Return the resources that each machine contributes, by Ray's names."""
     gpus = {"GPU": handle.where["num_processes"]} if handle.where["use_gpu"] else {}
     return {"CPU": handle.where["num_cpus"], **gpus}
-
-
-def resources_text(handle: RunHandle) -> str:
-    """`{CPU: 2, GPU: 8}`, as Ray writes it."""
-    return "{" + ", ".join(f"{name}: {value}" for name, value in wanted(handle).items()) + "}"
 
 
 def can_hold(nodes: Sequence[JsonMap], handle: RunHandle) -> int:
@@ -131,11 +128,6 @@ def _restarted(num_restarts: int, lost: Sequence[JsonMap]) -> str:
         return f"restarted {pluralize(num_restarts, 'time')}" if num_restarts else ""
     reasons = {str(_context(actor).get("error_message", "unknown")).partition(". ")[0][:200]: None for actor in lost}
     return f"{pluralize(len(lost), 'worker')} lost so far ({'; '.join(reasons)})"
-
-
-def _died(actor: JsonMap) -> bool:
-    """Return whether a worker died by itself, not because the run had ended or its neighbour died."""
-    return actor.get("state") == "DEAD" and _context(actor).get("reason") not in WANTED
 
 
 def _context(actor: JsonMap) -> JsonMap:
@@ -212,7 +204,7 @@ class Ray(LaunchBackend):
         actors = self._rows(handle.where["context"], "actors", *filters) if job.get("job_id") else []
         return status_of(job, actors, self._rows(handle.where["context"], "nodes"), handle)
 
-    def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
+    def log_reader(self, handle: RunHandle) -> ReadLines:
         num_seen, stamped = 0, set[str]()
 
         def read() -> Iterator[LogLine]:
@@ -313,7 +305,7 @@ def _package(spec: RunSpec, handle: RunHandle) -> bytes:
     return packed.getvalue()
 
 
-def _mistakes(spec: RunSpec, num_gpus: int, num_processes: int, *, is_known: bool) -> Iterator[Mistake]:
+def _mistakes(spec: RunSpec, num_gpus: int, num_processes: int, *, is_known: bool) -> Mistakes:
     """Yield the mistakes of a spec for machines that no catalog describes."""
     place, store, data = spec.place, spec.store, spec.data
     if is_known and place.device == "cuda" and not num_gpus:
@@ -338,9 +330,9 @@ def _nth(nodes: list[Mapping[str, float]], name: str, count: int) -> int:
 def _headers() -> dict[str, str]:
     """Return credentials from the environment. They are read for each request, and never stored."""
     found: dict[str, str] = {}
-    if token := os.environ.get("RAY_AUTH_TOKEN", ""):
+    if token := os.getenv("RAY_AUTH_TOKEN", ""):
         found["Authorization"] = f"Bearer {token}"
-    if given := os.environ.get("RAY_JOB_HEADERS", ""):
+    if given := os.getenv("RAY_JOB_HEADERS", ""):
         try:
             found |= {str(key): str(value) for key, value in json.loads(given).items()}
         except (ValueError, AttributeError) as error:

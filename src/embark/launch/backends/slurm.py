@@ -1,7 +1,6 @@
 """Slurm: a batch job on the cluster whose commands run on this machine, which is a login node or one like it."""
 
 import re
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
@@ -14,6 +13,7 @@ from embark.launch.backend import (
     LaunchBackend,
     LaunchRequest,
     LogLine,
+    ReadLines,
     Replica,
     Resource,
     RunHandle,
@@ -105,10 +105,10 @@ class Slurm(LaunchBackend):
             return status.become("failed", *explain_exit(code))
         return status.become("failed", *self._why(state))
 
-    def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
+    def log_reader(self, handle: RunHandle) -> ReadLines:
         name = handle.where["object"]
 
-        def reader(job_id: str) -> Callable[[], Iterator[LogLine]]:
+        def reader(job_id: str) -> ReadLines:
             source = f"{name}{''.join(job_id.partition('_')[1:])}"
             return file_reader(self._log(handle, job_id),
                                lambda raw: LogLine.of(0, source, raw.decode(errors="replace"), None))

@@ -16,6 +16,7 @@ from embark.launch.backend import (
     LaunchBackend,
     LaunchRequest,
     LogLine,
+    ReadLines,
     Reason,
     Replica,
     Resource,
@@ -114,7 +115,7 @@ class Vertex(LaunchBackend):
         return status_of(job, events, num_nodes=handle.where["num_nodes"], region=handle.where["region"],
                          project=handle.where["project"], run_uri=handle.run_uri)
 
-    def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
+    def log_reader(self, handle: RunHandle) -> ReadLines:
         """Read the lines of all replicas, as Cloud Logging has them."""
         seen, since = set[str](), ""
 
@@ -303,4 +304,4 @@ def _message(entry: JsonMap) -> str:
 
 
 def _endpoint(service: str, default: str) -> str:
-    return os.environ.get(ENDPOINT + service, "").rstrip("/") or default
+    return os.getenv(ENDPOINT + service, "").rstrip("/") or default

@@ -16,7 +16,7 @@ from embark.lint.rules.jobs import GRACE_FIELD
 from embark.render.serving import GIB, versions_gib
 from embark.render.targets.endpoints import ARTIFACT
 from embark.render.targets.serve import PORT, TABLE_BYTES, TOKEN
-from embark.spec.serve import DRAIN_S
+from embark.spec import DRAIN_S
 
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 MONITORS = ("PodMonitor", "PodMonitoring", "ServiceMonitor", "ClusterPodMonitoring")

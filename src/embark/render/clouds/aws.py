@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 from embark.catalog import load_catalog
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.job import Bucket, Job
 from embark.render.shell_text import Shell, Step, Words, job_steps, job_text, job_words, render_template, script_file
 from embark.render.targets.vm_node import ECR, about_machines, cloud_init, refuse_volume
@@ -24,7 +24,7 @@ WRITE_ACTIONS = ["s3:GetObject", "s3:PutObject", "s3:DeleteObject", "s3:AbortMul
 ABOUT_OBJECTS = "What the run's objects belong to. eks_cluster.sh applies it."
 
 
-def render_vm(job: Job) -> list[File]:
+def render_vm(job: Job) -> Files:
     """Write `vm.sh`, `cloud_init.yaml`, and the machines' role."""
     refuse_volume(job)
     policy, num = role_policy(job), num_cards(job)
@@ -86,7 +86,7 @@ def card_words(num: int) -> list[Shell]:
                   'SubnetId=$SUBNET_ID,Groups=$GROUP_ID"') for index, kind in enumerate(kinds)]
 
 
-def render_eks(job: Job) -> list[File]:
+def render_eks(job: Job) -> Files:
     """Write `eks_cluster.yaml` for eksctl, and `eks_cluster.sh` that runs it and what comes after."""
     zone = job.location.zone
     values = {"second_zone": f"{zone[:-1]}{'b' if zone.endswith('a') else 'a'}",

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.job import Job
 from embark.render.pod import tolerations
 from embark.render.shell_text import Shell, Step, Words, job_steps, job_text, job_words, script_file
@@ -21,7 +21,7 @@ SYSTEM_GIB = 150  # Part of that disk for the system, images and logs.
 POOL = "gpu"  # AKS takes at most 12 small letters and digits.
 
 
-def render_vm(job: Job) -> list[File]:
+def render_vm(job: Job) -> Files:
     """Write `vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
     words = start_words(job, ["--generate-ssh-keys", "--custom-data", Shell('"$FIRST_START"')])
@@ -56,7 +56,7 @@ def _has_set(job: Job) -> bool:
     return job.num_nodes > 1 and not job.is_spot and not job.has_reservation
 
 
-def render_aks(job: Job) -> list[File]:
+def render_aks(job: Job) -> Files:
     """Write `aks_cluster.sh`, which makes the cluster, and the files that it applies."""
     about = (f"What an AKS cluster with {job.num_nodes} x {job.machine.name} is given once it stands. The cluster "
              "itself is made by commands, not by a file: aks_cluster.sh runs them and applies this.")
@@ -66,8 +66,8 @@ def render_aks(job: Job) -> list[File]:
     values = {"doca_driver_version": DOCA_DRIVER_VERSION, "about": about,
               "resource": job.machine.fabric.kubernetes_resource, "tolerations": plain(tolerations(job))}
     files = [File(name, job_text(f"azure/{name}.j2", job, **values)) for name in templates]
-    files.insert(1, script_file("aks_cluster.sh", "azure/cluster.sh.j2", job, pool=pool_name(job),
-                                registry=acr_name(job.image),
+    files.insert(1, script_file("aks_cluster.sh", "azure/cluster.sh.j2", job,
+                                pool=pool_name(job), registry=acr_name(job.image),
                                 has_group=job.num_nodes > 1 and not job.has_reservation,
                                 os_disk_gib=os_disk_gib(job),
                                 is_lustre=is_lustre(job), lustre_driver_version=LUSTRE_DRIVER_VERSION,

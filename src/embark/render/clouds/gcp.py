@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.job import MAX_FLEX_H, Job
 from embark.render.shell_text import Shell, Step, Words, job_steps, job_text, job_words, script_file
 from embark.render.targets.vm_node import about_machines, cloud_init, find_by_name, refuse_volume
@@ -22,7 +22,7 @@ INSTALLER_OF = {
 }
 
 
-def render_vm(job: Job) -> list[File]:
+def render_vm(job: Job) -> Files:
     """Write `vm.sh` and `cloud_init.yaml`."""
     refuse_volume(job)
     words = start_words(job, [Shell('--metadata-from-file=user-data="$FIRST_START"')])
@@ -82,7 +82,7 @@ class ExtraNetwork:
     device_mode: str  # `NetDevice`, or `RDMA`.
 
 
-def render_gke(job: Job) -> list[File]:
+def render_gke(job: Job) -> Files:
     """Write `gke_cluster.sh`, which makes networks, cluster and node pool, and what it applies."""
     machine, place, is_tpu = job.machine, job.place, job.is_tpu
     addons = [*DEFAULT_ADDONS, "GcsFuseCsiDriver"]

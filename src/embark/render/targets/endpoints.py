@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from embark.catalog import load_catalog
 from embark.kubernetes.names import MAX_LABEL
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.job import Job
 from embark.render.pod import storage_settings
 from embark.render.serving import (
@@ -24,8 +24,7 @@ from embark.render.serving import (
 from embark.render.shell_text import job_text
 from embark.render.targets.serve import TABLE_BYTES, start_s
 from embark.render.targets.vm_node import acr_name
-from embark.spec.serve import DRAIN_S
-from embark.spec.user_code import file_of
+from embark.spec import DRAIN_S, file_of
 from embark.values import JsonDict
 
 PORT = 8080  # SageMaker and, by default, Vertex AI and Cloud Run look for a server on this port only.
@@ -38,7 +37,7 @@ _AZUREML_SIZES = (("Standard_D", "s_v5", "as_v4"), ("Standard_E", "s_v5", "s_v3"
 https://learn.microsoft.com/azure/machine-learning/reference-managed-online-endpoints-vm-sku-list"""
 
 
-def render_cloud_run(job: Job) -> list[File]:
+def render_cloud_run(job: Job) -> Files:
     from embark.plan.serving import VCPUS
 
     gib = cloud_run_gib(job.spec)
@@ -46,24 +45,24 @@ def render_cloud_run(job: Job) -> list[File]:
     return _files(job, "gcp", ["cloud_run.yaml"], {**_values(job, cpus), "gib": gib, "cpus": cpus})
 
 
-def render_vertex_endpoint(job: Job) -> list[File]:
+def render_vertex_endpoint(job: Job) -> Files:
     values = _values(job, machine_vcpus(job))
     variables = ";".join(f"{name}={value}" for name, value in values["env"].items())
     return _files(job, "gcp", ["vertex_endpoint.sh"], {**values, "variables": f"^;^{variables}"})
 
 
-def render_sagemaker(job: Job) -> list[File]:
+def render_sagemaker(job: Job) -> Files:
     names = ("sagemaker_model.json", "sagemaker_endpoint_config.json", "sagemaker_scaling.json", "sagemaker.sh")
     return _files(job, "aws", names, _values(job, machine_vcpus(job)))
 
 
-def render_azureml(job: Job) -> list[File]:
+def render_azureml(job: Job) -> Files:
     values = _values(job, machine_vcpus(job), max_name=32)
     values |= {"version": f"v{values['version'][-8:]}", "registry": acr_name(job.image)}
     return _files(job, "azure", ("azureml_endpoint.yaml", "azureml_deployment.yaml", "azureml.sh"), values)
 
 
-def _files(job: Job, folder: str, names: Sequence[str], values: JsonDict) -> list[File]:
+def _files(job: Job, folder: str, names: Sequence[str], values: JsonDict) -> Files:
     return [File(name, job_text(f"{folder}/{name}.j2", job, **values), is_executable=name.endswith(".sh"))
             for name in names]
 

@@ -5,7 +5,7 @@ import math
 from embark.events.heartbeat import HEARTBEAT
 from embark.kubernetes.names import COMPONENT, IDENTITY_ANNOTATIONS
 from embark.render.command import SPEC_PATH
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.job import SCRATCH, Job, Setting
 from embark.render.pod import (
     CONTAINER,
@@ -30,7 +30,7 @@ from embark.render.serving import (
 from embark.render.shell_text import job_text
 from embark.render.targets.serve import PROMETHEUS_NAMESPACES, peers, render_serve
 from embark.render.yaml_text import note, plain
-from embark.spec.user_code import file_of
+from embark.spec import file_of
 
 FILE, BROKER_FILE, TOPICS_FILE = "follow.yaml", "nats.yaml", "kafka_topics.yaml"
 TRAINER, PUBLISHER, BROKER = ({COMPONENT: name} for name in ("trainer", "publisher", "broker"))
@@ -49,7 +49,7 @@ LIVENESS = {"exec": {"command": ["sh", "-c", _ALIVE]}, "initialDelaySeconds": 30
             "timeoutSeconds": 10, "failureThreshold": 3}
 
 
-def render_follow(job: Job) -> list[File]:
+def render_follow(job: Job) -> Files:
     """Write the trainer and its publisher, the servers, and the broker or the settings of Kafka's topics."""
     spec, stream = job.spec, job.spec.stream
     run = f"{spec.store.root.rstrip('/')}/{spec.name}"

@@ -7,7 +7,7 @@ from embark.errors import ExitCode
 from embark.kubernetes.names import IDENTITY_ANNOTATIONS
 from embark.kubernetes.objects import split_quantity
 from embark.render.command import SPEC_PATH, WAIT_S, indexed_command, plain_command, ranks_words
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.image import RAY_VERSION
 from embark.render.job import EXITS, MAX_FLEX_H, PORT, Job
 from embark.render.pod import (
@@ -50,7 +50,7 @@ CLUSTER_SCRIPTS = {"aws": "eks_cluster.sh", "azure": "aks_cluster.sh", "gcp": "g
 PLACEHOLDER_REGISTRY = "registry.example.com/"
 
 
-def render_manifest(job: Job, *, target: str) -> list[File]:
+def render_manifest(job: Job, *, target: str) -> Files:
     """Write the objects of one target, with the namespace, service account and spec that they need."""
     path = MANIFESTS[target][0]
     return [File(path, job_text(f"kubernetes/{path}.j2", job, **_values(job, target)))]
@@ -62,7 +62,7 @@ render_trainjob = partial(render_manifest, target="trainjob")
 render_pytorchjob = partial(render_manifest, target="pytorchjob")
 
 
-def render_ray(job: Job) -> list[File]:
+def render_ray(job: Job) -> Files:
     """Write a RayJob for KubeRay, the RayCluster alone, and the Ray Train script that both run."""
     script = ray_script(name=job.name, spec_path=SPEC_PATH, num_machines=job.num_nodes, use_gpu=True,
                         num_processes=job.num_processes, num_cpus=job.num_cpus or job.num_processes)
@@ -76,7 +76,7 @@ def render_ray(job: Job) -> list[File]:
               for path in (MANIFESTS["ray"][0], "raycluster.yaml")), File(RAY_SCRIPT, script)]
 
 
-def render_kueue(job: Job) -> list[File]:
+def render_kueue(job: Job) -> Files:
     """Write the queue, if the spec names one that does not exist."""
     if not job.place.queue or job.place.is_existing:
         return []
@@ -85,7 +85,7 @@ def render_kueue(job: Job) -> list[File]:
                                         **pod_values(job)))]
 
 
-def render_export_job(job: Job) -> list[File]:
+def render_export_job(job: Job) -> Files:
     """Write the Job that exports the run near its bucket: a checkpoint may be too large for the way to a laptop."""
     spec = job.spec
     if job.target not in MANIFESTS or "://" not in spec.store.root:
@@ -101,7 +101,7 @@ def render_export_job(job: Job) -> list[File]:
         identity_label=identity_label(job)))]
 
 
-def render_launch_script(job: Job) -> list[File]:
+def render_launch_script(job: Job) -> Files:
     """Write `train_dlrm_CLOUD.sh`, from nothing to a trained model and back: tools, login, quota, cluster, storage,
     job."""
     if job.target not in MANIFESTS:

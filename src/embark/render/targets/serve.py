@@ -1,10 +1,9 @@
 """An exported model behind `embark serve`: a Deployment, its Service and autoscaler, or KServe's InferenceService."""
 
 import math
-from typing import Any
 
 from embark.kubernetes.names import COMPONENT, IDENTITY_ANNOTATIONS
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.job import SCRATCH, Job, Setting
 from embark.render.monitoring import MONITOR_RESOURCES, PROMETHEUS_RELEASE
 from embark.render.pod import (
@@ -26,9 +25,8 @@ from embark.render.serving import (
 )
 from embark.render.shell_text import job_text
 from embark.render.yaml_text import note
-from embark.spec import RunSpec
-from embark.spec.serve import DRAIN_S
-from embark.spec.user_code import file_of
+from embark.spec import DRAIN_S, RunSpec, file_of
+from embark.values import JsonDict
 
 FILES = {"serve": "serve.yaml", "kserve": "inference_service.yaml"}
 METRICS_FILE = "serve_metrics.yaml"
@@ -54,7 +52,7 @@ FETCH_BYTES_PER_S = 50e6  # The slowest download from an object store.
 TABLE_BYTES = "embark/table-bytes"  # An annotation of the pods; `embark lint` compares the memory limit with it.
 
 
-def render_serve(job: Job) -> list[File]:
+def render_serve(job: Job) -> Files:
     """Write one file with all objects, and one for the cluster's Prometheus."""
     from embark.plan.serving import VCPU_TARGET, VCPUS
 
@@ -95,7 +93,7 @@ def render_serve(job: Job) -> list[File]:
     return [File(path, job_text(f"kubernetes/{path}.j2", job, **values)) for path in paths]
 
 
-def resources(spec: RunSpec) -> dict[str, Any]:
+def resources(spec: RunSpec) -> JsonDict:
     """Return what a replica requests, and its limits."""
     from embark.plan.serving import VCPUS
 

@@ -6,15 +6,14 @@ from typing import NamedTuple
 from embark.catalog import load_catalog
 from embark.errors import ExitCode
 from embark.render.command import SPEC_VARIABLE, meeting_conf, meeting_options, one_machine, ranks_words
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.job import EXITS, Job, Setting, make_job
 from embark.render.pod import storage_settings
 from embark.render.settings import MAX_THREADS, settings_of
 from embark.render.shell_text import Shell, quote, render_template
 from embark.render.targets.kubernetes import RETRIES_PER_NODE
 from embark.render.yaml_text import header
-from embark.spec import RunSpec, to_toml
-from embark.spec.paths import with_absolute_paths
+from embark.spec import RunSpec, to_toml, with_absolute_paths
 
 SCRIPT = "slurm_job.sh"
 GRACE_S = 120  # Time to save before the time limit, and after a notice of preemption if the partition gives as much.
@@ -44,7 +43,7 @@ def search_job(spec: RunSpec) -> RunSpec:
     return spec.changed(name=f"{spec.name}-tune", place=place)
 
 
-def render_slurm(job: Job) -> list[File]:
+def render_slurm(job: Job) -> Files:
     about = (f"Trains {job.title}. sbatch {SCRIPT} submits it, from a directory that every node sees: the run's "
              "relative paths go by it.")
     return [File(SCRIPT, script(job, about), is_executable=True)]

@@ -12,7 +12,7 @@ from embark.render.command import (
     ranks_line,
     ranks_words,
 )
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.job import MAX_RESTARTS, PORT, USER_ID, Job
 from embark.render.pod import (
     identity_label,
@@ -30,7 +30,7 @@ TOPOLOGY_WRITTEN = "/tmp/embark-topology.xml"
 SUBMIT = "torchx run --workspace '' -s kubernetes -cfg queue=default,namespace={} cloud_component.py:train"
 
 
-def render_torchx(job: Job) -> list[File]:
+def render_torchx(job: Job) -> Files:
     return [File("cloud_component.py", component(job))]
 
 

@@ -1,16 +1,16 @@
 """A slice of TPUs: a script that asks for it, follows it and gives it back, and what each of its hosts runs."""
 
-from typing import Any
 
 from embark.errors import Mistake, SpecError
 from embark.render.clouds.gcp import account_steps
 from embark.render.command import SPEC_PATH
-from embark.render.folder import File
+from embark.render.folder import Files
 from embark.render.job import Job
 from embark.render.settings import grace_s, settings_of
 from embark.render.shell_text import Shell, Words, job_text, job_words, quote, script_file
 from embark.render.targets.vm_node import FINAL_CODES, OFF_PROGRAM, STATE, VENV, off_program, off_unit
 from embark.render.wheel import WHEELS, fetch_text, upload_words, wheel_requirement
+from embark.values import JsonDict
 
 RUNTIME_VERSIONS = {
     "v2": "tpu-ubuntu2204-base",
@@ -24,7 +24,7 @@ RUNTIME_VERSIONS = {
 JAX = "jax[tpu]==0.10.2"
 
 
-def render_tpu_vm(job: Job) -> list[File]:
+def render_tpu_vm(job: Job) -> Files:
     """Write `tpu_vm.sh`, and `tpu_node.sh` which every host of the slice runs as root when it starts."""
     machine = job.machine
     about = (f"A {machine.name} of Google Cloud: {machine.num_gpus} chips on {machine.num_hosts} hosts. tpu_vm.sh up "
@@ -48,7 +48,7 @@ def setup_parts(job: Job) -> list[str]:
     return [job_text("gcp/tpu_setup.sh.j2", job, **_setup(job))]
 
 
-def _setup(job: Job) -> dict[str, Any]:
+def _setup(job: Job) -> JsonDict:
     return {"state": STATE, "spec_path": SPEC_PATH, "venv": VENV, "packages": packages(WHEELS),
             "fetch_wheel": Shell(fetch_text(job).replace("\n", "\n  "))}
 

@@ -4,7 +4,7 @@ import shlex
 
 from embark.errors import Mistake, SpecError
 from embark.render.command import SPEC_VARIABLE, WRITE_SPEC, WRITTEN_SPEC_PATH, encoded_spec, ranks_line, ranks_words
-from embark.render.folder import File
+from embark.render.folder import File, Files
 from embark.render.job import PORT, Job
 from embark.render.settings import settings_of
 from embark.render.shell_text import job_text, script_file
@@ -18,7 +18,7 @@ ACCELERATORS = {
 """Vertex AI's names of the catalog's GPUs."""
 
 
-def render_vertex(job: Job) -> list[File]:
+def render_vertex(job: Job) -> Files:
     about = f"{_about(job)} It needs gcloud, and roles/aiplatform.user."
     return [File("vertex_job.yaml", _job_yaml(job)), script_file("vertex_job.sh", "vertex_job.sh.j2", job, about=about)]
 

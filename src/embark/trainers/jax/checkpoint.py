@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from embark.features.arrays import Array
 from embark.model.work import DENSE_STATES
 from embark.run.checkpointer import Checkpointer
 from embark.run.evaluation import STATE_SIZE
@@ -14,7 +15,7 @@ from embark.spec import Table
 from embark.store import RunDir
 from embark.store.checkpoint_arrays import CheckpointArrays, TensorChunk, of_another_model, table_weight, unsharded
 from embark.trainers.jax.network import ROWS_PER_BLOCK, initial_rows
-from embark.trainers.jax.state import Array, initial_state, make_state, table_pieces
+from embark.trainers.jax.state import initial_state, make_state, table_pieces
 from embark.trainers.jax.step import weight_shapes
 
 if TYPE_CHECKING:

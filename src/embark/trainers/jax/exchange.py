@@ -13,7 +13,6 @@ at every step. So several of them lie in a line, and a row is a part of one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -25,6 +24,7 @@ from jax.sharding import PartitionSpec
 from embark.model.jax_layout import Group
 from embark.spec import TrainSpec
 from embark.trainers.jax.network import row_steps
+from embark.values import frozen
 
 AXIS = "devices"
 BATCH_AXES = {"dense": 0, "ids": 1, "label": 0, "valid": 0}
@@ -33,7 +33,7 @@ Arrays = tuple[jax.Array, jax.Array | None]
 """A device's rows and their state, a line of one or several rows each; one number a row has no lines."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WantedRows:
     """Rows of a group that a device's batch asks for."""
 
@@ -193,7 +193,7 @@ class Exchange:
         return jnp.maximum(has_id.sum(axis=1, keepdims=True), 1).astype(jnp.float32)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Round:
     """The rows that devices exchange in one round."""
 

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import NDArray
 
+from embark.features.arrays import Floats
 from embark.model.work import layers_of
 from embark.spec import ModelSpec, Table, TrainSpec
 
@@ -119,10 +119,9 @@ def update_dense(
 
 
 ROWS_PER_BLOCK = 65_536  # Each block of a table has a generator of its own, so that any part of it can be drawn alone.
-F32 = NDArray[np.float32]
 
 
-def initial_rows(table: Table, block: int, seed: int) -> F32:
+def initial_rows(table: Table, block: int, seed: int) -> Floats:
     """Draw the rows of one block, uniform in ±`init_range`."""
     start, stop = block * ROWS_PER_BLOCK, min((block + 1) * ROWS_PER_BLOCK, table.rows)
     bits = _Bits(zlib.crc32(f"{seed}/{table.name}/{block}".encode()))
@@ -130,10 +129,10 @@ def initial_rows(table: Table, block: int, seed: int) -> F32:
     return bits.uniform((stop - start, table.dim or 0), bound)
 
 
-def initial_dense(model: ModelSpec, seed: int) -> dict[str, F32]:
+def initial_dense(model: ModelSpec, seed: int) -> dict[str, Floats]:
     """Draw the dense layers' weights and biases in torch's order, by torch's names."""
     bits = _Bits(seed)
-    values: dict[str, F32] = {}
+    values: dict[str, Floats] = {}
     for name, (num_out, num_in), has_bias in dense_shapes(model):
         # torch: kaiming_uniform_(a=sqrt(5)) of the weight; its bound comes to that of the bias, by other roundings.
         std = math.sqrt(2.0 / (1 + math.sqrt(5) ** 2)) / math.sqrt(num_in)
@@ -161,7 +160,7 @@ class _Bits:
         twister._legacy_seeding(seed & 0xFFFFFFFF)
         self._generator = np.random.Generator(twister)
 
-    def uniform(self, shape: tuple[int, ...], bound: float) -> F32:
+    def uniform(self, shape: tuple[int, ...], bound: float) -> Floats:
         low, high = np.float32(-bound), np.float32(bound)
         bits = self._generator.integers(0, 0xFFFFFFFF, shape, np.uint32, endpoint=True)
         unit = (bits & 0xFFFFFF) * (1.0 / (1 << 24))

@@ -2,19 +2,19 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data import Batch, SampleSource
 from embark.data.loader import Prefetcher, Share
+from embark.features.arrays import Array, Int32s
 from embark.model.jax_layout import NUM_AHEAD, Group, Layout, capacity_for
 from embark.spec import RunSpec
 from embark.trainers.jax.exchange import BATCH_AXES
 from embark.trainers.jax.world import World
+from embark.values import JsonDict
 
-DeviceBatch = dict[str, Any]
+DeviceBatch = JsonDict
 MOST_LOOKED_AT = 8  # Devices whose part of the first batch is counted.
 
 
@@ -36,13 +36,13 @@ def train_batches(
 def to_devices(batch: Batch, spec: RunSpec, layout: Layout, world: World, *, is_eval: bool = False) -> DeviceBatch:
     """Share a process's part of a batch among its devices."""
     ids = id_columns(batch, spec, layout)
-    arrays: dict[str, NDArray[Any]] = {"dense": batch.dense, "ids": ids, "label": batch.label}
+    arrays: dict[str, Array] = {"dense": batch.dense, "ids": ids, "label": batch.label}
     if is_eval:
         arrays["valid"] = np.arange(len(batch.label)) < batch.num_samples
     return {name: world.to_devices(values, axis=BATCH_AXES[name]) for name, values in arrays.items()}
 
 
-def id_columns(batch: Batch, spec: RunSpec, layout: Layout) -> NDArray[np.int32]:
+def id_columns(batch: Batch, spec: RunSpec, layout: Layout) -> Int32s:
     """Return ids as [columns, b]: `multi_hot` columns for each table, −1 where a sample has fewer ids.
 
     With one id a table that is how a batch lies already; the devices turn it over faster than a host would.
@@ -82,7 +82,7 @@ def capacities(source: SampleSource, spec: RunSpec, layout: Layout) -> tuple[int
     )
 
 
-def _most_requested(ids: NDArray[np.int32], group: Group, num_devices: int) -> int:
+def _most_requested(ids: Int32s, group: Group, num_devices: int) -> int:
     """Return the most distinct rows that one device asks of one other."""
     requested = np.zeros(num_devices, np.int64)
     columns = ids[:, list(group.columns)]

@@ -5,15 +5,14 @@ import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache, partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from numpy.typing import NDArray
 
+from embark.features.arrays import Array
 from embark.model.jax_layout import Group, Layout, TablePlacement
 from embark.model.work import DENSE_STATES
 from embark.spec import RunSpec, Table
@@ -21,15 +20,15 @@ from embark.trainers.jax.exchange import AXIS
 from embark.trainers.jax.network import ROWS_PER_BLOCK, initial_dense, initial_rows
 from embark.trainers.jax.step import State, state_shapes
 from embark.trainers.jax.world import World
+from embark.values import JsonDict
 
-Array = NDArray[Any]
 RowsOf = Callable[[Table, int], Array]
 """Maps a table and the number of a block of `ROWS_PER_BLOCK` rows to those rows."""
 BLOCK_BYTES = 64 << 20  # Bytes of a table on each device that go to the host at a time.
 
 
 def initial_state(
-    spec: RunSpec, layout: Layout, world: World, rows_of: RowsOf | None = None, dense: dict[str, Any] | None = None
+    spec: RunSpec, layout: Layout, world: World, rows_of: RowsOf | None = None, dense: JsonDict | None = None
 ) -> State:
     """Make the state that a run begins with: weights that are given, or that the torch trainer would draw, and
     optimizers that have seen nothing."""
@@ -42,7 +41,7 @@ def initial_state(
 
 def make_state(
     spec: RunSpec, layout: Layout, world: World, rows_of: RowsOf, state_of: RowsOf | None,
-    dense: dict[str, Any], dense_state: dict[str, Any],
+    dense: JsonDict, dense_state: JsonDict,
 ) -> State:
     """Put rows of tables and of their optimizer's state on the devices; zeros where `state_of` is None."""
     shapes = state_shapes(spec, layout, world.mesh)

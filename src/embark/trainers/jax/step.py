@@ -1,7 +1,6 @@
 """The whole step as one program over all devices: lookup, dense layers there and back, both updates, metrics."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -10,20 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from numpy.typing import NDArray
 
+from embark.features.arrays import Array, Doubles
 from embark.model.jax_layout import Layout
 from embark.model.work import DENSE_STATES
-from embark.run.evaluation import F64, LARGEST_LOGIT, NUM_BINS, metrics_of
+from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS, metrics_of
 from embark.spec import RunSpec
 from embark.trainers.jax.exchange import AXIS, BATCH_AXES, Exchange, WantedRows, samples_on
 from embark.trainers.jax.network import dense_shapes, logits_of, row_state, update_dense
+from embark.values import JsonDict, frozen
 
-State = dict[str, Any]
+State = JsonDict
 """`tables` and `slots` by group, `dense` and `dense_state` by weight, and the histograms `counts`."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Programs:
     """The compiled programs of a run."""
 
@@ -96,7 +96,7 @@ class _Step:
         self._num_tables = len(tables)
 
     def train(
-        self, state: State, batch: dict[str, Any], rates: jax.Array, step: jax.Array
+        self, state: State, batch: JsonDict, rates: jax.Array, step: jax.Array
     ) -> tuple[State, dict[str, jax.Array]]:
         spec = self._spec
         pooled, wanted, bad_table = self._looked_up(state, batch)
@@ -116,12 +116,12 @@ class _Step:
         }
         return {"tables": tables, "slots": slots, "dense": dense, "dense_state": dense_state, "counts": counts}, outputs
 
-    def evaluate(self, state: State, batch: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+    def evaluate(self, state: State, batch: JsonDict) -> tuple[jax.Array, jax.Array]:
         pooled, _, _ = self._looked_up(state, batch)
         logits = logits_of(self._spec.model, self._precision, state["dense"], batch["dense"], pooled)
         return logits, jax.lax.psum(sums_of(logits, batch["label"], batch["valid"]), AXIS)
 
-    def _looked_up(self, state: State, batch: dict[str, Any]) -> tuple[list[jax.Array], list[WantedRows], jax.Array]:
+    def _looked_up(self, state: State, batch: JsonDict) -> tuple[list[jax.Array], list[WantedRows], jax.Array]:
         """Return one vector [b, dim] for each table, what their update will need, and the first table with a bad id."""
         ids, bad_table = self._checked(batch["ids"].T)
         wanted = self._wanted(ids)
@@ -198,10 +198,10 @@ def sums_of(logits: jax.Array, label: jax.Array, valid: jax.Array | None) -> jax
 class Window:
     """Predictions and labels counted since the last `take`. The histograms themselves are part of the step's state."""
 
-    def __init__(self, fetch: Callable[[jax.Array], NDArray[Any]]) -> None:
+    def __init__(self, fetch: Callable[[jax.Array], Array]) -> None:
         self._fetch = fetch
-        self._base: F64 = np.zeros(2 * NUM_BINS)  # Counts from a checkpoint, which no device has.
-        self._sums: F64 = np.zeros(3)
+        self._base: Doubles = np.zeros(2 * NUM_BINS)  # Counts from a checkpoint, which no device has.
+        self._sums: Doubles = np.zeros(3)
         self._num_samples = 0
         self._waiting: list[jax.Array] = []
 
@@ -217,12 +217,12 @@ class Window:
         self._settle()
         return [float(one) for one in self._sums]
 
-    def state(self, counts: jax.Array) -> F64:
+    def state(self, counts: jax.Array) -> Doubles:
         """Return the window of all devices, for a checkpoint."""
         self._settle()
         return np.concatenate([self._base + self._on_devices(counts), self._sums, [self._num_samples]])
 
-    def set_state(self, state: F64) -> None:
+    def set_state(self, state: Doubles) -> None:
         """Resume from a checkpoint; the devices' histograms begin empty."""
         self._base, self._sums = state[: 2 * NUM_BINS].copy(), state[2 * NUM_BINS : -1].copy()
         self._num_samples = int(state[-1])
@@ -238,5 +238,5 @@ class Window:
             self._sums += np.asarray(self._fetch(sums), np.float64)
         self._waiting.clear()
 
-    def _on_devices(self, counts: jax.Array) -> F64:
+    def _on_devices(self, counts: jax.Array) -> Doubles:
         return np.asarray(self._fetch(counts), np.float64).reshape(-1, 2 * NUM_BINS).sum(axis=0)

@@ -6,16 +6,14 @@ import math
 from collections import deque
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Any
 
 import jax
 import numpy as np
-from numpy.typing import NDArray
 
 from embark.data import Batch, SampleSource
 from embark.errors import EmbarkError, Fault, UserError
 from embark.events.drift import logit_counts
+from embark.features.arrays import Floats, Mask
 from embark.model.engine_selection import choose_precision
 from embark.model.jax_layout import LINE_WIDTHS, MAX_IN_FLIGHT, check_supported, make_layout
 from embark.model.steps import dense_rate, rate_factor
@@ -30,11 +28,12 @@ from embark.trainers.jax.prefetch import DeviceBatch, capacities, to_devices, tr
 from embark.trainers.jax.state import empty_counts
 from embark.trainers.jax.step import State, Window, make_programs, state_shapes, weight_shapes
 from embark.trainers.jax.world import World, join
+from embark.values import JsonDict, frozen
 
 MAX_FLAGS = 256  # Steps whose flags may wait on the devices.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Engine:
     """Name and reason of the engine, for the start event."""
 
@@ -54,7 +53,7 @@ class JaxTrainer:
         self._programs = make_programs(spec, self.table_layout, capacity, world.mesh, self.precision)
         self._counts_shape = state_shapes(spec, self.table_layout, world.mesh)["counts"]
         self.engine = Engine("jax", "the complete step as one program of XLA")
-        self.layout: dict[str, Any] = self.table_layout.described(spec)
+        self.layout: JsonDict = self.table_layout.described(spec)
         self.num_parameters = sum(t.rows * (t.dim or 0) for t in spec.model.table_list()) + sum(
             math.prod(shape) for shape in weight_shapes(spec).values()
         )
@@ -137,8 +136,8 @@ class Evaluator:
 
     def __init__(self, trainer: JaxTrainer) -> None:
         self._trainer, self._window = trainer, Window(trainer.world.fetch)
-        self._logits: list[NDArray[np.float32]] = []
-        self._clicks: list[NDArray[np.bool_]] = []
+        self._logits: list[Floats] = []
+        self._clicks: list[Mask] = []
         self._waiting: deque[tuple[jax.Array, int]] = deque()
 
     def eval_source(self, source: SampleSource) -> SampleSource:
@@ -157,7 +156,7 @@ class Evaluator:
         if len(self._waiting) > MAX_IN_FLIGHT:
             self._settle()
 
-    def metrics(self) -> dict[str, Any]:
+    def metrics(self) -> JsonDict:
         """Return the metrics over all processes; the devices sum over them, and each process has its own samples'
         logits."""
         while self._waiting:

@@ -4,7 +4,6 @@ import os
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import lru_cache
 from itertools import count
 from typing import Any
@@ -13,17 +12,18 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from numpy.typing import NDArray
 
 from embark.errors import Fault, UserError
+from embark.features.arrays import Array
 from embark.spec import PlaceSpec
 from embark.trainers.jax.exchange import AXIS, samples_on
+from embark.values import frozen
 
 DEFAULT_PORT = 29500
 MAX_SILENCE_S = 100  # Silence after which a process counts as dead: JAX's own limit.
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class World:
     """One process among those of a run; each has some of its devices."""
 
@@ -84,7 +84,7 @@ class World:
         """Sharding with the complete array on every device."""
         return NamedSharding(self.mesh, P())
 
-    def to_devices(self, values: NDArray[Any], *, axis: int = 0) -> jax.Array:
+    def to_devices(self, values: Array, *, axis: int = 0) -> jax.Array:
         """Put this process's samples on its devices, as its part of an array over all of them; `axis` goes over
         samples."""
         sharding = NamedSharding(self.mesh, samples_on(axis))
@@ -92,11 +92,11 @@ class World:
             return jax.device_put(values, sharding)
         return jax.make_array_from_process_local_data(sharding, values)
 
-    def replicated(self, values: NDArray[Any]) -> jax.Array:
+    def replicated(self, values: Array) -> jax.Array:
         """Put values on every device; every process passes the same values."""
         return jax.make_array_from_callback(values.shape, self.replicated_sharding, lambda index: values[index])
 
-    def fetch(self, array: jax.Array) -> NDArray[Any]:
+    def fetch(self, array: jax.Array) -> Array:
         """Return an array of any sharding, complete, on the host; every process must call it."""
         if self.world_size > 1 and not array.is_fully_addressable and not array.is_fully_replicated:
             array = _gathering(self.replicated_sharding)(array)
@@ -209,9 +209,9 @@ def _described() -> tuple[str | None, int | None, int | None]:
     for size, rank in (("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"), ("WORLD_SIZE", "RANK")):
         if size not in os.environ:
             continue
-        port = os.environ.get("MASTER_PORT", DEFAULT_PORT)
+        port = os.getenv("MASTER_PORT", DEFAULT_PORT)
         own = f"{os.environ['MASTER_ADDR']}:{port}" if "MASTER_ADDR" in os.environ else None
-        address = os.environ.get("JAX_COORDINATOR_ADDRESS", own)
+        address = os.getenv("JAX_COORDINATOR_ADDRESS", own)
         number = _number(size)
         if number > 1 and address is None:
             raise UserError(f"{size} is {number}, and nothing names the coordinator",
@@ -221,7 +221,7 @@ def _described() -> tuple[str | None, int | None, int | None]:
 
 
 def _number(name: str) -> int:
-    text = os.environ.get(name, "")
+    text = os.getenv(name, "")
     if not text.isdigit():
         raise UserError(f"the environment's {name} is {text!r}, not a number",
                         fix="JAX_NUM_PROCESSES and JAX_PROCESS_ID, or WORLD_SIZE and RANK, are set together")

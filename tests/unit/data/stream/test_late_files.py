@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -172,14 +171,3 @@ def test_what_is_known_of_files_is_bounded(tmp_path, monkeypatch):
     followed.write("4a.jsonl", lines(7))
     followed.restart()
     assert followed.read() == [7]
-
-
-def test_the_offset_of_an_earlier_embark_is_read(tmp_path):
-    (tmp_path / "a.jsonl").write_bytes(lines(0))
-    (tmp_path / "b.jsonl").write_bytes(lines(1, 2, 3))
-    (tmp_path / "c.jsonl").write_bytes(lines(4))
-    reader = FilesReader(str(tmp_path))
-    reader.open({"": ["b.jsonl", 0]})
-    with closing(reader):
-        found = [*reader.poll("", 1.0), *reader.poll("", 1.0)]
-    assert [json.loads(message.value)["n"] for message in found] == [2, 3, 4]

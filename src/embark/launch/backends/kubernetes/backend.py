@@ -2,7 +2,7 @@
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from embark.catalog import load_catalog
@@ -16,6 +16,7 @@ from embark.launch.backend import (
     LaunchRequest,
     LogLine,
     LogSource,
+    ReadLines,
     Resource,
     RunEvent,
     RunHandle,
@@ -54,7 +55,7 @@ class Kubernetes(LaunchBackend):
 
     def _cluster_of(self, job: Job) -> JsonDict:
         """Return what is needed to find the run's cluster and namespace again."""
-        kubeconfig = _absolute(os.environ.get("KUBECONFIG", ""))
+        kubeconfig = _absolute(os.getenv("KUBECONFIG", ""))
         return {"context": self._context or Cluster(kubeconfig=kubeconfig).current_context(self._shell),
                 "kubeconfig": kubeconfig, "namespace": job.namespace, "cloud": job.cloud,
                 "service_account": job.place.service_account, "is_existing": job.place.is_existing}
@@ -103,7 +104,7 @@ class Kubernetes(LaunchBackend):
                          min_nodes=handle.where.get("min_nodes", handle.where["num_nodes"]),
                          queue=handle.where["queue"])
 
-    def log_reader(self, handle: RunHandle) -> Callable[[], Iterator[LogLine]]:
+    def log_reader(self, handle: RunHandle) -> ReadLines:
         positions: defaultdict[str, PodLogPosition] = defaultdict(PodLogPosition)
 
         def read() -> Iterator[LogLine]:

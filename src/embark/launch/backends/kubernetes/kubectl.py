@@ -65,32 +65,32 @@ class Cluster:
             install=install.format_map(load_catalog().versions) or "install the operator that has this kind")
 
 
+@frozen
 class Kubectl:
     """kubectl on one cluster."""
 
-    def __init__(self, shell: Shell, cluster: Cluster, *, notify: Notify, retry: RetryPolicy = API_RETRY) -> None:
-        self.cluster = cluster
-        self._shell = shell
-        self._notify = notify
-        self._retry = retry
+    shell: Shell
+    cluster: Cluster
+    notify: Notify
+    retry: RetryPolicy = API_RETRY
 
     def get(self, kind: str, name: str, *, in_namespace: bool = True) -> JsonDict | None:
         """Return an object, or None. Raises `NoSuchKind` if the cluster has no such kind at all."""
-        done = self._call(lambda: self._shell.ask(self.words(
+        done = self._call(lambda: self.shell.ask(self.words(
             "get", kind, name, "--output=json", "--ignore-not-found", in_namespace=in_namespace)))
         return _object(done.out)
 
     def items(self, kind: str, selector: str = "", *, everywhere: bool = False) -> list[JsonDict]:
         """Return the objects of a kind in the namespace or, with `everywhere`, in all of them."""
         chosen = [*([f"--selector={selector}"] if selector else []), *(["--all-namespaces"] if everywhere else [])]
-        done = self._call(lambda: self._shell.ask(self.words("get", kind, "--output=json", *chosen,
+        done = self._call(lambda: self.shell.ask(self.words("get", kind, "--output=json", *chosen,
                                                              in_namespace=not everywhere)))
         found = _object(done.out)
         return [] if found is None else list(found.get("items", ()))
 
     def raw(self, path: str) -> JsonDict | None:
         """Return the answer of the API at a path; None if there is nothing."""
-        done = self._call(lambda: self._shell.ask(self.words("get", f"--raw={path}", in_namespace=False)),
+        done = self._call(lambda: self.shell.ask(self.words("get", f"--raw={path}", in_namespace=False)),
                           fine=("not found", "no such kind"))
         return _object(done.out)
 
@@ -98,13 +98,13 @@ class Kubectl:
         """Return whether the user has a right, by a SelfSubjectAccessReview. `pods/log` is a subresource."""
         name, _, part = resource.partition("/")  # kubectl would take `log` for the name of a pod
         words = self.words("auth", "can-i", verb, name, *([f"--subresource={part}"] if part else []))
-        done = self._call(lambda: self._shell.ask(words), fine=("other",))
+        done = self._call(lambda: self.shell.ask(words), fine=("other",))
         return done.out.strip() == "yes"
 
     def refusal(self, thing: JsonMap) -> str:
         """Return why the API server would not create an object; empty if it would. A dry run stores nothing."""
         words = self.words("create", "--dry-run=server", "--output=name", "--filename=-")
-        done = self._call(lambda: self._shell.ask(words, stdin=json.dumps(thing)),
+        done = self._call(lambda: self.shell.ask(words, stdin=json.dumps(thing)),
                           fine=("other", "not found", "forbidden"))
         if "cannot create resource" in done.err:  # a right of the user's, and no policy
             raise self.cluster.error(done)
@@ -112,7 +112,7 @@ class Kubectl:
 
     def has(self, kind: str, name: str) -> bool:
         """Return whether there is such an object; on a dry run, everything is taken to exist."""
-        return self._shell.is_dry or self.get(kind, name) is not None
+        return self.shell.is_dry or self.get(kind, name) is not None
 
     def make_namespace(self) -> None:
         made = {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": self.cluster.namespace}}
@@ -122,18 +122,18 @@ class Kubectl:
         """Apply server-side, so that it can be repeated; with `is_check` the server only validates."""
         words = self.words("apply", "--server-side", "--field-manager=embark", "--validate=strict",
                            *(["--dry-run=server"] if is_check else []), "--filename=-")
-        self._call(lambda: self._shell.change(words, stdin=text, stdin_name=name))
+        self._call(lambda: self.shell.change(words, stdin=text, stdin_name=name))
 
     def delete(self, kind: str, name: str) -> bool:
         """Delete an object and first its pods, which get SIGTERM and their grace; does not wait. False if there was
         none."""
         words = self.words("delete", kind, name, "--cascade=foreground", "--ignore-not-found", "--wait=false")
-        done = self._call(lambda: self._shell.change(words), fine=("not found", "no such kind"))
-        return self._shell.is_dry or (done.is_ok and bool(done.out.strip()))
+        done = self._call(lambda: self.shell.change(words), fine=("not found", "no such kind"))
+        return self.shell.is_dry or (done.is_ok and bool(done.out.strip()))
 
     def words(self, command: str, *rest: str, in_namespace: bool = True) -> list[str]:
         where = [f"--namespace={self.cluster.namespace}"] if in_namespace else []
-        limit = [] if command == "logs" else [f"--request-timeout={self._retry.request_s:g}s"]
+        limit = [] if command == "logs" else [f"--request-timeout={self.retry.request_s:g}s"]
         return [*self.cluster.words, command, *rest, *where, *limit]
 
     def _call(self, attempt: Callable[[], CommandResult], fine: Sequence[ErrorKind] = ()) -> CommandResult:
@@ -147,7 +147,7 @@ class Kubectl:
                 raise self.cluster.error(done)
             return done
 
-        return retry_api(checked, self._retry, self._notify, name=self.cluster.title, fix=self.cluster.fix("away"))
+        return retry_api(checked, self.retry, self.notify, name=self.cluster.title, fix=self.cluster.fix("away"))
 
 
 class NoSuchKind(UserError):

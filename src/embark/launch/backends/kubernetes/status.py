@@ -86,7 +86,7 @@ def failed_condition(status: JsonMap) -> JsonDict | None:
 
 def why_failed(
     condition: JsonMap, pods: Sequence[PodStatus], latest: Sequence[PodStatus],
-    jobs: Sequence[JsonMap] = (),
+    jobs: Sequence[JsonMap],
 ) -> Reason:
     """Why it failed. `jobs` are those that the object made, as a JobSet does; their conditions say more than its
     own."""

@@ -12,7 +12,7 @@ from embark.errors import UserError
 from embark.export.artifact import WEIGHTS, Artifact
 from embark.export.delta import ROWS, VALUES
 from embark.export.quantize import TABLE_DTYPES, TableDtype, row_format
-from embark.export.safetensors_file import Array
+from embark.features.arrays import Array
 from embark.formatting import format_bytes
 from embark.spec.model import ModelSpec
 from embark.store.checkpoint_arrays import table_weight
