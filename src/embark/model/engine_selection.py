@@ -1,28 +1,14 @@
 """Which engine and which precision a run trains with."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from embark.errors import UserError
 from embark.model.work import TRACED
-from embark.spec import ModelSpec, RunSpec, TrainSpec
+from embark.spec import RunSpec, TrainSpec
 from embark.spec.model import FIELD_KINDS
 from embark.spec.sequence import SEQUENCE_KINDS
 
-MAX_IDS_PER_SAMPLE = 1024  # Past this the slots kept for ids that most samples lack cost more than the launches saved.
-MAX_PADDED_LENGTH = 512  # Histories are padded to the longest, which most are far from.
-UNTIMED: dict[str, Callable[[ModelSpec], bool]] = {
-    "several tasks": lambda model: bool(model.tasks),
-    "two towers": lambda model: model.kind == "two_tower",
-    "weighted ids": lambda model: model.has_weighted_ids,
-    "dynamic tables and gradients by autograd": lambda model: model.has_dynamic_tables and model.goes_back_by_autograd,
-    f"more than {MAX_IDS_PER_SAMPLE} ids a sample": lambda model: not model.has_sequences
-        and sum(table.multi_hot for table in model.table_list()) > MAX_IDS_PER_SAMPLE,
-    f"sasrec over more than {MAX_PADDED_LENGTH} items": lambda model: model.kind == "sasrec"
-        and any(table.multi_hot > MAX_PADDED_LENGTH for table in model.table_list() if table.lookup
-                and table.name == model.sequence.history),
-}
-"""What `auto` leaves to the pipeline until its captured step was timed on a GPU."""
+MAX_PADDED_LENGTH = 512  # `auto` pads no longer histories of SASRec: most are far from the longest.
 
 
 def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
@@ -52,10 +38,6 @@ def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
 
 def cuda_graph_obstacle(spec: RunSpec, device: str, *, has_tables_on_host: bool, num_ranks: int = 1) -> str:
     """Say why the step cannot be captured, by what is known before the run; empty where nothing is in the way."""
-    if spec.train.engine == "auto" and not spec.has_bf16_tables:
-        untimed = next((what for what, has in UNTIMED.items() if has(spec.model)), "")
-        if untimed:
-            return f'the captured step of {untimed} was not timed yet: train.engine = "cuda_graph" chooses it'
     if note := TRACED[spec.model].note if spec.model in TRACED else "":
         return f"{spec.model.kind} does not run without values, as a captured step must: {note.partition(': ')[2]}"
     if spec.model.has_sequences and (obstacle := _obstacle_of_sequences(spec, num_ranks)):
@@ -74,7 +56,12 @@ def _obstacle_of_sequences(spec: RunSpec, num_ranks: int) -> str:
         return f"{spec.model.kind} reads sequences, which have rows in a captured step that are no sample's"
     if num_ranks > 1:
         return "the captured step exchanges no rows of sequences between ranks"
-    return "the captured step rounds no rows of sequences to bf16" if spec.has_bf16_tables else ""
+    if spec.has_bf16_tables:
+        return "the captured step rounds no rows of sequences to bf16"
+    longest = spec.model.feature(spec.model.sequence.history).multi_hot
+    if spec.train.engine == "auto" and spec.model.kind == "sasrec" and longest > MAX_PADDED_LENGTH:
+        return f"a captured step pads histories of sasrec to {longest} items: train.engine = \"cuda_graph\" chooses it"
+    return ""
 
 
 def regularization_of(spec: RunSpec) -> str:

@@ -64,7 +64,7 @@ def test_cards_without_bf16_compute_in_fp32():
 
 @pytest.mark.parametrize(("sets", "why"), [
     (["train.engine=pipeline"], "requested"),
-    (["model.tables=[{name='a', rows=1000, multi_hot=2000}]"], "more than 1024 ids a sample was not timed yet"),
+    (["model.tables=[{name='a', rows=1000, sharding='data_parallel'}]"], "table a is data-parallel"),
 ])
 def test_the_engine_is_the_one_that_the_trainer_will_choose(sets, why):
     found = predicted("quickstart", "p5en.48xlarge", 1, *sets)

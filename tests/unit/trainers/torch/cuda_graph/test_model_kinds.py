@@ -63,13 +63,11 @@ def test_lists_are_counted_without_waiting_for_the_device():
     assert window.clone_sums()[3] == 1  # list with a relevant row
 
 
-def test_auto_leaves_them_to_the_pipeline_and_says_why(tiny):
-    spec = tiny(*KINDS["mmoe"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_auto_captures_every_kind_on_a_gpu(tiny, tmp_path, kind):
+    spec = tiny(*sets_of(kind, tmp_path))
     why = cuda_graph_obstacle(spec, "cuda", has_tables_on_host=False)
-    assert select_engine(spec, "cuda", why) == ("pipeline", why)
-    assert 'several tasks was not timed yet: train.engine = "cuda_graph" chooses it' in why
-    asked = tiny(*KINDS["mmoe"], "train.engine=cuda_graph")
-    assert cuda_graph_obstacle(asked, "cuda", has_tables_on_host=False) == ""
+    assert select_engine(spec, "cuda", why)[0] == "cuda_graph"
 
 
 def test_what_is_not_captured_is_refused(tiny):
