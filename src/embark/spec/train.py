@@ -72,7 +72,8 @@ class TrainSpec(Section):
     """`[train]`: batch size, schedule, optimizers, precision, sharding."""
 
     batch_size: PositiveInt = 2048
-    """Global batch size: samples per step over all ranks. If left out, less on little data: 400 steps an epoch."""
+    """Global batch size: samples per step over all ranks. If left out, less on little data: 400 steps an epoch; and at
+    most 128 where its samples share their negatives."""
     num_epochs: PositiveInt = 1
     """Passes over the training data. If this, `num_steps`, `decay` and `early_stopping_patience` are left out, data of
     your own is trained on until early stopping ends it, at most 50 times and 20 million samples."""
@@ -170,7 +171,7 @@ def batch_mistakes(batch_size: int, num_ranks: int | Sequence[int], ranks: str =
 
 
 # Trials behind these numbers: bench/LOG.md, by bench/defaults.py.
-LARGEST_BATCH, SMALLEST_BATCH = 2048, 64
+LARGEST_BATCH, LARGEST_SHARED_BATCH, SMALLEST_BATCH = 2048, 128, 64
 STEPS_PER_EPOCH = 400  # At least so many, where that leaves a batch of SMALLEST_BATCH.
 ADAM_RATE, FULL_RATE_BATCH = 0.001, 256  # Adam's rate up to this batch.
 TABLE_RATE = 0.03  # Row-wise Adagrad's beside it.
@@ -227,7 +228,9 @@ def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples:
         return _changed(spec, changes)
     is_own_data = spec.data.kind != "synthetic"
     is_free = is_own_data and named.isdisjoint({*RATES, "optimizer", "dense_optimizer"})
-    suited, full_rate_batch = suited_batch(num_train_samples), FULL_RATE_BATCH
+    # Scores against negatives that a batch shares grow with its square.
+    largest = LARGEST_SHARED_BATCH if spec.model.sequence.share_negatives else LARGEST_BATCH
+    suited, full_rate_batch = suited_batch(num_train_samples, largest=largest), FULL_RATE_BATCH
     if is_free:
         spec = _with_suited_model(spec, num_train_samples)
         if spec.model.kind == "tabm" and num_train_samples < LARGEST_WIDTH**2:
