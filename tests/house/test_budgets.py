@@ -17,9 +17,9 @@ TOTAL = 700_000
 CLOUDSIM = 95_000
 PACKAGES = {
     ("trainers",): 132_500, ("data", "features"): 140_100, ("rehearse",): 26_700, ("launch",): 43_700,
-    ("plan",): 35_940, ("lint",): 33_000, ("kubernetes",): 10_300, ("serve",): 31_500, ("render",): 28_950,
+    ("plan",): 35_790, ("lint",): 33_000, ("kubernetes",): 10_300, ("serve",): 31_500, ("render",): 28_950,
     ("events",): 27_200, ("cli",): 24_050, ("run",): 26_300, ("report", "dashboard"): 32_900, ("store",): 20_000,
-    ("spec",): 22_430,
+    ("spec",): 22_580,
     ("export", "publish"): 22_000, ("diagnose", "doctor"): 19_770, ("model", "catalog"): 17_700, ("tuning",): 4_780,
 }
 """Packages that share a limit, in tokens. A package that needs more takes it from another one: TOTAL does not move."""

@@ -72,8 +72,7 @@ class TrainSpec(Section):
     """`[train]`: batch size, schedule, optimizers, precision, sharding."""
 
     batch_size: PositiveInt = 2048
-    """Global batch size: samples per step over all ranks. If left out, less on little data: 400 steps an epoch; and at
-    most 128 where its samples share their negatives."""
+    """Global batch size: samples per step over all ranks. If left out, less on little data: 400 steps an epoch."""
     num_epochs: PositiveInt = 1
     """Passes over the training data. If this, `num_steps`, `decay` and `early_stopping_patience` are left out, data of
     your own is trained on until early stopping ends it, at most 50 times and 20 million samples."""
