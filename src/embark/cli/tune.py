@@ -44,7 +44,7 @@ def tune(
     minutes
         Stop after so many minutes of training; the trial under way is saved.
     metric
-        The held-out metric to improve; by default the AUC, of two towers Recall@K.
+        The held-out metric to improve; by default the AUC, of two towers Recall@K, of the next item NDCG@K.
     search
         Search only these fields: train.learning_rate=0.001..0.1 or train.batch_size=256,512. Repeatable.
     workers

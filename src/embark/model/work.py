@@ -311,6 +311,9 @@ def _count_encoder(counts: Counts, model: ModelSpec, dim: int, mean: float, long
     counts.num_values += int(longest) * dim + 2 * dim  # positions, and the last normalization
     counts.num_values += NUM_TIME_BUCKETS * dim if has_times and model.kind == "sasrec" else 0
     counts.output_width += 3 * longest * dim
+    if model.kind == "hstu" and model.is_next_item:  # the normalization of its inputs
+        counts.num_values += 2 * dim
+        counts.output_width += longest * dim
     for _ in range(model.sequence.num_blocks):
         counts.num_values += 4 * dim  # two normalizations
         counts.products(2 * mean * (mean + 1) / 2, dim)

@@ -98,7 +98,7 @@ class StoreSpec(Section):
     keep_best: NonNegativeInt = 0
     """Also keep this many checkpoints with the best held-out `best_by`."""
     best_by: HeldOutMetric = "auc"
-    """The metric that ranks checkpoints for `keep_best`."""
+    """The metric that ranks checkpoints for `keep_best`. If left out, as for `train.early_stopping_metric`."""
     verify: Literal["checksums", "sizes"] = "checksums"
     """What is verified before a checkpoint is loaded."""
     accept_changes: Names = ()

@@ -30,7 +30,7 @@ class SequenceSpec(Section):
     model predicts each item of the history from those before it."""
     share_negatives: bool = False
     """`sasrec`, `hstu`: whether all samples of the global batch share their negatives, so that few for each are many
-    together."""
+    together. If `train.batch_size` is left out, it is 128 at most."""
     exclude_seen: bool = True
     """`sasrec`, `hstu`: the metrics of an evaluation that early stopping takes leave out items that the user had chosen
     before, as candidates and as what is to be found. Both ways are always reported."""

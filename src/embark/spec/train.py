@@ -28,7 +28,7 @@ def measured_metrics(model: ModelSpec) -> tuple[HeldOutMetric, ...]:
     if model.kind == "two_tower":
         return RANKING_METRICS
     if model.is_next_item:
-        return ("auc", "log_loss", *RANKING_METRICS)
+        return ("ndcg_at_k", "recall_at_k", "hit_at_k", "auc", "log_loss")
     if model.tasks and main_task(model.tasks) < 0:  # no task is binary
         return ("log_loss",)
     return ("auc", "log_loss", "normalized_entropy")
@@ -45,13 +45,28 @@ def metric_mistake(model: ModelSpec, field: str, metric: HeldOutMetric) -> Mista
 
 def metric_mistakes(spec: RunSpec) -> Mistakes:
     """Find fields that name such a metric; one that is not used may have its default."""
-    train, store = spec.train, spec.store
-    for field, metric, is_used in (("train.early_stopping_metric", train.early_stopping_metric,
-                                    train.early_stopping_patience > 0),
-                                   ("store.best_by", store.best_by, store.keep_best > 0)):
-        mistake = metric_mistake(spec.model, field, metric)
-        if mistake is not None and (is_used or metric in RANKING_METRICS):
+    for section, (name, is_used) in _metric_fields(spec).items():
+        chosen = getattr(spec, section)
+        metric = getattr(chosen, name)
+        mistake = metric_mistake(spec.model, f"{section}.{name}", metric)
+        if mistake is not None and (metric in RANKING_METRICS or (is_used and name in chosen.model_fields_set)):
             yield mistake
+
+
+def _metric_fields(spec: RunSpec) -> dict[str, tuple[str, bool]]:
+    """Return by section the field that names a metric, and whether it is used."""
+    return {"train": ("early_stopping_metric", spec.train.early_stopping_patience > 0),
+            "store": ("best_by", spec.store.keep_best > 0)}
+
+
+def _with_metrics(spec: RunSpec) -> RunSpec:
+    """Let early stopping and the best checkpoints go by the model's default metric where the spec names none."""
+    default = measured_metrics(spec.model)[0]
+    for section, (name, is_used) in _metric_fields(spec).items():
+        chosen = getattr(spec, section)
+        if is_used and name not in chosen.model_fields_set and getattr(chosen, name) != default:
+            spec = spec.model_copy(update={section: chosen.model_copy(update={name: default})})
+    return spec
 
 
 class TrainSpec(Section):
@@ -116,7 +131,8 @@ class TrainSpec(Section):
     """Stop after this many evaluations in a row without an improvement; 0: never. Needs `eval_every`. The checkpoint of
     the best evaluation is saved and kept; `RUN@best` names it."""
     early_stopping_metric: HeldOutMetric = "auc"
-    """The held-out metric that must improve."""
+    """The held-out metric that must improve. If left out, `recall_at_k` for two towers, `ndcg_at_k` for the next item,
+    `log_loss` for tasks of which none is binary."""
     early_stopping_min_delta: float = Field(default=0.0, ge=0)
     """A change of the metric by no more than this is no improvement."""
     dense_init: Literal["uniform", "centered"] = "uniform"
@@ -155,7 +171,7 @@ def batch_mistakes(batch_size: int, num_ranks: int | Sequence[int], ranks: str =
 
 
 # Trials behind these numbers: bench/LOG.md, by bench/defaults.py.
-LARGEST_BATCH, SMALLEST_BATCH = 2048, 64
+LARGEST_BATCH, LARGEST_SHARED_BATCH, SMALLEST_BATCH = 2048, 128, 64
 STEPS_PER_EPOCH = 400  # At least so many, where that leaves a batch of SMALLEST_BATCH.
 ADAM_RATE, FULL_RATE_BATCH = 0.001, 256  # Adam's rate up to this batch.
 TABLE_RATE = 0.03  # Row-wise Adagrad's beside it.
@@ -207,7 +223,9 @@ def with_train_defaults(spec: RunSpec, num_train_samples: int, num_eval_samples:
         return _changed(spec, changes)
     is_own_data = spec.data.kind != "synthetic"
     is_free = is_own_data and named.isdisjoint({*RATES, "optimizer", "dense_optimizer"})
-    suited, full_rate_batch = suited_batch(num_train_samples), FULL_RATE_BATCH
+    # Scores against negatives that a batch shares grow with its square.
+    largest = LARGEST_SHARED_BATCH if spec.model.sequence.share_negatives else LARGEST_BATCH
+    suited, full_rate_batch = suited_batch(num_train_samples, largest=largest), FULL_RATE_BATCH
     if is_free or (is_own_data and train.dense_init == "centered"):
         spec = _with_suited_model(spec, num_train_samples, is_free)
     if is_free and spec.model.kind == "tabm" and num_train_samples < LARGEST_WIDTH**2:
@@ -268,11 +286,9 @@ def _until_it_no_longer_improves(spec: RunSpec, num_train_samples: int, batch_si
     per_epoch = num_train_samples // batch_size
     if num_epochs < 2 or not per_epoch:
         return {}
-    metric = measured_metrics(spec.model)[0]
     return {"num_epochs": num_epochs, "eval_every": spec.train.eval_every or -(-per_epoch // EVALS_PER_EPOCH),
-            "early_stopping_patience": PATIENCE if num_train_samples >= LARGEST_WIDTH**2 else LONG_PATIENCE,
-            **({"early_stopping_metric": metric} if metric != "auc" else {})}
+            "early_stopping_patience": PATIENCE if num_train_samples >= LARGEST_WIDTH**2 else LONG_PATIENCE}
 
 
 def _changed(spec: RunSpec, changes: JsonDict) -> RunSpec:
-    return spec.model_copy(update={"train": spec.train.model_copy(update=changes)}) if changes else spec
+    return _with_metrics(spec.model_copy(update={"train": spec.train.model_copy(update=changes)}) if changes else spec)

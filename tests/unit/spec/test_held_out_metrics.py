@@ -6,7 +6,7 @@ import pytest
 
 from embark.errors import SpecError
 from embark.spec import resolve
-from embark.spec.train import HeldOutMetric, measured_metrics
+from embark.spec.train import HeldOutMetric, measured_metrics, with_train_defaults
 
 TABLES = [{"name": "user", "rows": 9}, {"name": "item", "rows": 9}]
 TOWERS = {"kind": "two_tower", "num_dense": 0, "tables": TABLES, "two_tower": {"item": "item", "user": "user"}}
@@ -19,7 +19,7 @@ RATING = {"tasks": [{"name": "rating", "loss": "regression"}]}
 @pytest.mark.parametrize(("model", "measured"), [
     ({}, ("auc", "log_loss", "normalized_entropy")), (RATING, ("log_loss",)),
     (TOWERS, ("recall_at_k", "ndcg_at_k", "hit_at_k")),
-    (NEXT, ("auc", "log_loss", "recall_at_k", "ndcg_at_k", "hit_at_k"))], ids=["dlrm", "tasks", "two towers", "sasrec"])
+    (NEXT, ("ndcg_at_k", "recall_at_k", "hit_at_k", "auc", "log_loss"))], ids=["dlrm", "tasks", "two towers", "sasrec"])
 def test_early_stopping_and_the_best_checkpoint_go_by_what_is_measured(model, measured):
     assert measured_metrics(resolve({"model": model}).model) == measured
     for metric in get_args(HeldOutMetric):
@@ -32,6 +32,18 @@ def test_early_stopping_and_the_best_checkpoint_go_by_what_is_measured(model, me
             resolve({"model": model}, settings)
         assert [mistake.field for mistake in refused.value.mistakes] == ["train.early_stopping_metric", "store.best_by"]
         assert refused.value.mistakes[0].fix == f"use {', '.join(measured)}"
+
+
+@pytest.mark.parametrize(("model", "default"), [
+    ({}, "auc"), (RATING, "log_loss"), (TOWERS, "recall_at_k"), (NEXT, "ndcg_at_k")])
+def test_without_a_name_the_default_metric_of_the_model_is_taken(model, default):
+    settings = ["store.keep_best=1", "train.early_stopping_patience=1", "train.eval_every=10"]
+    spec = with_train_defaults(resolve({"model": model}, settings), 1_000)
+    assert (spec.train.early_stopping_metric, spec.store.best_by) == (default, default)
+    last = measured_metrics(spec.model)[-1]
+    named = resolve({"model": model}, [*settings, f"train.early_stopping_metric={last}", f"store.best_by={last}"])
+    kept = with_train_defaults(named, 1_000)
+    assert (kept.train.early_stopping_metric, kept.store.best_by) == (last, last)
 
 
 def test_the_command_that_searches_settings_offers_all_of_them():

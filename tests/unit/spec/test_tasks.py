@@ -51,5 +51,6 @@ def test_what_has_no_effect_or_contradicts_itself_is_refused(model, field, what)
 def test_a_label_that_is_also_a_feature_is_refused():
     data = {"kind": "columns", "path": "a.csv", "dense_columns": ["rating"]}
     with pytest.raises(SpecError) as raised:
-        resolve({"model": {"num_dense": 1, "tasks": [RATING]}, "data": data, "store": {"keep_best": 1}})
+        resolve({"model": {"num_dense": 1, "tasks": [RATING]}, "data": data,
+                 "store": {"keep_best": 1, "best_by": "auc"}})
     assert [mistake.field for mistake in raised.value.mistakes] == ["model.tasks.0.label", "store.best_by"]

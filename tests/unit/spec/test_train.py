@@ -87,6 +87,12 @@ def test_without_a_rate_or_an_optimizer_the_batch_decides_the_rate(num_train, ba
     assert found.dense_init == "centered"
 
 
+@pytest.mark.parametrize(("share_negatives", "batch"), [(False, 2048), (True, 128)])
+def test_samples_that_share_their_negatives_have_small_batches(share_negatives, batch):
+    found = of_own_data({}, 10_000_000, kind="sasrec", sequence={"share_negatives": share_negatives})
+    assert found.batch_size == batch
+
+
 @pytest.mark.parametrize("train", [{"learning_rate": 0.01}, {"dense_learning_rate": 0.01}, {"optimizer": "sgd"},
                                    {"dense_optimizer": "sgd"}])
 def test_a_named_rate_or_optimizer_of_own_data_stays(train):

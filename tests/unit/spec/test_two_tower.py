@@ -19,7 +19,7 @@ GOOD = {"model": {"kind": "two_tower", "num_dense": 0,
     ("model.two_tower.item_layers=[32]", "model.two_tower.item_layers"),
     ("model.num_dense=2", "model.two_tower.user_layers"),
     ('model.kind="dlrm"', "model.two_tower.item"),
-    ("store.keep_best=2", "store.best_by"),
+    ("store={ keep_best = 2, best_by = \"auc\" }", "store.best_by"),
     ("model.dropout=0.1", "model.dropout"),
     ('data={ kind = "prepared", path = "x", label = "" }', "data.label"),
 ])

@@ -15,6 +15,8 @@ from embark.formatting import shortlist
 from embark.spec import PrepareSpec
 from embark.values import JsonDict
 
+# Trials behind these numbers: bench/LOG.md. A batch of 64 to 128 shares 3,072 to 6,144 negatives.
+NUM_NEGATIVES, DROPOUT = 48, 0.3
 _LABELS = ("label", "target", "click", "clicked", "class", "y", "outcome", "bought", "converted", "churn")
 _MAX_RATINGS = 20  # Different ones; of users and items there are more, where no times tell a log from a table.
 
@@ -33,7 +35,10 @@ def starter_of_file(file: Path, path: Path, *, may_be_log: bool = True) -> str:
     if more:
         if is_bare:
             prepare["column_names"] = [column.name for column in named]
-        written = tomli_w.dumps({"model": {"kind": "sasrec"}, "data": data | more | {"prepare": prepare}})
+        more["interactions"] |= {"negatives": "frequency", "num_negatives": NUM_NEGATIVES}
+        written = tomli_w.dumps({
+            "model": {"kind": "sasrec", "dropout": DROPOUT, "sequence": {"share_negatives": True}},
+            "data": data | more | {"prepare": prepare}})
         return about + header + written.replace('"sasrec"', '"sasrec"  # or "hstu"', 1)
     values = {column.name: [value for value, _ in Counter(column.cells).most_common(3)] for column in columns}
     zero_one = {column.name for column in columns if is_zero_one(column)}

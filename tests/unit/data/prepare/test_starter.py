@@ -54,7 +54,8 @@ def test_a_log_is_recognized_and_prepared_by_the_spec_alone(tmp_path, suffix, co
     loaded = load_spec(str(spec))
     found = loaded.data.interactions
     assert (found.user, found.item, loaded.data.time_column) == roles
-    assert loaded.model.kind == "sasrec"
+    assert (loaded.model.kind, loaded.model.dropout, loaded.model.sequence.share_negatives) == ("sasrec", 0.3, True)
+    assert (found.negatives, found.num_negatives) == ("frequency", 48)
     why = spec.read_text().partition("[model]")[0]
     assert all(repr(role) in why for role in roles if role)
     manifest = prepare_from_spec(loaded).manifest

@@ -12,10 +12,10 @@ from embark.trainers.torch.networks.sequences import NextItem
 DIM = 4
 
 
-def network() -> NextItem:
+def network(kind: str = "sasrec") -> NextItem:
     torch.manual_seed(1)
     return NextItem(ModelSpec.model_validate({
-        "kind": "sasrec", "num_dense": 0, "embedding_dim": DIM, "tables": [
+        "kind": kind, "num_dense": 0, "embedding_dim": DIM, "tables": [
             {"name": "item", "rows": 20, "pooling": "none", "max_length": 5},
             {"name": "negatives", "shares": "item", "pooling": "none", "max_length": 3}],
         "sequence": {"history": "item", "negatives": "negatives"}})).train()
@@ -60,3 +60,20 @@ def test_items_of_the_batch_count_unless_the_history_has_them():
         inputs = {"item": sequence(HISTORIES, table), "negatives": sequence(given, table)}
         expected = model(torch.zeros(2, 0), {}, inputs)
     assert torch.allclose(odds, expected, atol=1e-5)
+
+
+def test_what_sasrec_adds_to_a_row_is_small_at_first():
+    model, table = network().eval(), torch.randn(20, DIM)
+    encoder, rows = model.encoder, table[[1, 2, 3]]
+    with torch.no_grad():
+        alone = encoder.norm(rows * DIM**0.5)
+        assert torch.allclose(encoder(rows, torch.tensor([0, 3]), None), alone, atol=0.2)
+
+
+def test_how_long_the_rows_are_does_not_change_what_hstu_attends_to():
+    model, table = network("hstu").eval(), torch.randn(20, DIM)
+    encoder, rows = model.encoder, table[[1, 2, 3]]
+    with torch.no_grad():
+        encoder.positions.zero_()
+        assert torch.allclose(encoder(100 * rows, torch.tensor([0, 3]), None),
+                              encoder(rows, torch.tensor([0, 3]), None), atol=1e-3)

@@ -74,6 +74,14 @@ def test_the_next_item_is_learned_and_ranked_the_same_later(train_tiny, log, kin
     assert tested.log_loss != again.log_loss
 
 
+def test_early_stopping_of_the_next_item_keeps_the_best_ndcg(train_tiny, log):
+    result = train_tiny(*NEXT, log, COLUMNS, "model.kind=sasrec", "train.num_steps=60", "train.eval_every=5",
+                        "train.early_stopping_patience=2")
+    best, evaluated = result.values["early_stopping"], result.of("eval")
+    highest = max(evaluated, key=lambda one: one["ndcg_at_k"])
+    assert (best["metric"], best["best"], best["best_step"]) == ("ndcg_at_k", highest["ndcg_at_k"], highest["step"])
+
+
 def test_ranks_do_not_change_with_rows_that_are_no_item(train_tiny, tmp_path):
     path, generator = tmp_path / "log.txt", np.random.default_rng(2)
     path.write_text("".join(f"{user} {item}\n" for user in range(400) for item in generator.integers(40, size=8)))

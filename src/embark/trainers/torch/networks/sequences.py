@@ -271,6 +271,8 @@ class Encoder(nn.Module):
         self.positions = nn.Parameter(torch.empty(max_length, self.dim).normal_(std=0.02))
         has_gaps = bool(model.sequence.times) and model.kind == "sasrec"
         self.gaps = nn.Parameter(torch.zeros(NUM_TIME_BUCKETS, self.dim)) if has_gaps else None
+        # HSTU never normalizes what it adds to: rows whose values have grown would outweigh what attention finds.
+        self.input_norm = nn.LayerNorm(self.dim) if model.kind == "hstu" and model.is_next_item else nn.Identity()
         self.dropout = SequenceDropout(model.dropout)
         self.blocks = nn.ModuleList(block(model, self.dim, max_length) for _ in range(model.sequence.num_blocks))
         self.norm = nn.LayerNorm(self.dim)
@@ -288,7 +290,7 @@ class Encoder(nn.Module):
             is_first = from_newest == offsets.diff().long()[samples] - 1
             values = values + embedding(time_bucket(torch.where(is_first, 0, times - before), NUM_TIME_BUCKETS),
                                         self.gaps)
-        values = self.dropout(values, *batch.numbers)
+        values = self.dropout(self.input_norm(values), *batch.numbers)
         for block in self.blocks:
             values = block(values, batch)
         normed: Tensor = self.norm(values)
@@ -325,8 +327,8 @@ class SASRecBlock(nn.Module):
         super().__init__()
         self.num_heads = model.sequence.num_heads
         self.attention_norm, self.layer_norm = nn.LayerNorm(dim), nn.LayerNorm(dim)
-        self.qkv, self.out = linear(dim, 3 * dim), linear(dim, dim)
-        self.wide, self.narrow = linear(dim, dim), linear(dim, dim)
+        self.qkv = linear(dim, 3 * dim)
+        self.out, self.wide, self.narrow = (linear(dim, dim, std=0.02) for _ in range(3))
         self.drop_attention, self.drop_wide, self.drop_narrow = (SequenceDropout(model.dropout) for _ in range(3))
 
     def forward(self, values: Tensor, batch: Rows) -> Tensor:
@@ -363,9 +365,13 @@ class HSTUBlock(nn.Module):
         return values + self.dropout(self.out(gated), *batch.numbers)
 
 
-def linear(num_in: int, num_out: int) -> nn.Linear:
-    """Make a linear layer with Glorot's initial weights."""
+def linear(num_in: int, num_out: int, std: float | None = None) -> nn.Linear:
+    """Make a linear layer with Glorot's initial weights, or with normal ones of this deviation: with a small
+    one a layer whose output is added to its input changes little at first."""
     layer = nn.Linear(num_in, num_out)
-    nn.init.xavier_uniform_(layer.weight)
+    if std is None:
+        nn.init.xavier_uniform_(layer.weight)
+    else:
+        nn.init.normal_(layer.weight, std=std)
     nn.init.zeros_(layer.bias)
     return layer
