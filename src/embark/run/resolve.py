@@ -3,9 +3,11 @@
 Training, evaluation, tuning and a finished run begin here. Nothing behind it replaces the spec again.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from embark.data import SampleSource, open_training_source, resolve_from_data
-from embark.data.prepared.source import Allocate
 from embark.errors import Mistake, SpecError, conflict
 from embark.features.numbers import CODES
 from embark.model.steps import num_steps_of, steps_per_epoch
@@ -16,6 +18,9 @@ from embark.run.warm_start import with_sizes_of_source
 from embark.spec import RunSpec, batch_mistakes, with_train_defaults
 from embark.spec.run import penalty_mistakes
 from embark.values import frozen
+
+if TYPE_CHECKING:
+    from embark.data.prepared.source import Allocate
 
 
 @frozen

@@ -1,17 +1,21 @@
 """The samples of a run as its loop sees them: a data set with an end, or a stream without one."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from embark.data import SampleSource
 from embark.data.stream.records import StreamStopped as DataStopped
-from embark.data.stream.source import StreamSource
 from embark.data.stream.usable import DeadLetters
 from embark.spec import RunSpec
 from embark.store import Checkpoint, RunDir
 from embark.store.run_dir import DEAD_LETTERS
 from embark.values import JsonDict
+
+if TYPE_CHECKING:
+    from embark.data.stream.source import StreamSource
 
 __all__ = ["DataStopped", "TrainingData", "training_data"]
 
