@@ -110,12 +110,20 @@ def refuse_new_clients(port: int) -> None:
                                    struct.pack("HL", len(program) // 8, ctypes.addressof(code)))
 
 
-def is_ready(file: int | socket.socket, events: int = select.POLLIN) -> bool:
-    """Tell whether a socket has bytes that were not read or a client that was not accepted; with `POLLOUT`, whether it
-    takes more bytes."""
+def is_ready(file: int | socket.socket) -> bool:
+    """Tell whether a socket has bytes that were not read or a client that was not accepted."""
+    return bool(_events(file, select.POLLIN))
+
+
+def is_writable(file: socket.socket) -> bool:
+    """Tell whether a socket takes more bytes: its other end has room, and is not closed."""
+    return _events(file, select.POLLOUT) == select.POLLOUT
+
+
+def _events(file: int | socket.socket, wanted: int) -> int:
     poll = select.poll()
-    poll.register(file, events)
-    return bool(poll.poll(0))
+    poll.register(file, wanted)
+    return next((events for _, events in poll.poll(0)), 0)
 
 
 @contextmanager

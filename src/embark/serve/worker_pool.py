@@ -8,7 +8,6 @@ clients wait. The server ends only when none is left and several attempts to sta
 
 import logging
 import multiprocessing
-import select
 import signal
 import socket
 import threading
@@ -28,7 +27,7 @@ from prometheus_client.core import Metric
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import VersionId, copy_folders, fetch_version, open_versions
 from embark.export.delta import identity_of
-from embark.serve.endpoint import GRACE_S, MAX_CONNECTIONS, is_ready, refuse_new_clients
+from embark.serve.endpoint import GRACE_S, MAX_CONNECTIONS, is_ready, is_writable, refuse_new_clients
 from embark.serve.served_model import VersionChange
 from embark.serve.server_metrics import add_up, metrics_text
 from embark.serve.traffic import TrafficLog, Window
@@ -328,7 +327,8 @@ class WorkerPool:
 
     def _hand_out(self, listener: socket.socket) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
-            if not any(is_ready(worker.handed, select.POLLOUT) for worker in self._workers):  # clients wait meanwhile
+            ready = [worker for worker in self._workers if is_writable(worker.handed)]
+            if not ready:  # clients wait meanwhile
                 time.sleep(0.01)
                 return
             try:
@@ -342,8 +342,8 @@ class WorkerPool:
             with client:
                 if sum(worker.num_open for worker in self._workers) >= MAX_CONNECTIONS:
                     continue
-                for worker in sorted(self._workers, key=lambda one: one.num_open):
-                    with suppress(OSError):  # it is gone, or takes no more
+                for worker in sorted(ready, key=lambda one: one.num_open):
+                    with suppress(OSError):  # it has gone, or takes no more
                         socket.send_fds(worker.handed, [b"\0"], [client.fileno()])
                         worker.num_open += 1
                         break
