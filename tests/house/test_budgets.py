@@ -19,7 +19,7 @@ PACKAGES = {
     ("trainers",): 138_354, ("data", "features"): 138_927, ("rehearse",): 26_600, ("launch",): 43_450,
     ("plan",): 35_840, ("lint",): 32_969, ("kubernetes",): 10_285, ("serve",): 31_500, ("render",): 28_742,
     ("events",): 27_170, ("cli",): 23_869, ("run",): 26_056, ("report", "dashboard"): 32_812, ("store",): 19_952,
-    ("spec",): 22_050,
+    ("spec",): 22_060,
     ("export", "publish"): 21_500, ("diagnose", "doctor"): 19_656, ("model", "catalog"): 17_651, ("tuning",): 4_768,
 }
 """Packages that share a limit, in tokens. A package that needs more takes it from another one: TOTAL does not move."""
