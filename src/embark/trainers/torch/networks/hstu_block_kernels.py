@@ -44,7 +44,7 @@ class NormedRows(torch.autograd.Function):
 
 
 class GatedAttention(torch.autograd.Function):
-    """From u, v, q and k before their bias and SiLU: u times the normalized attention."""
+    """Compute u times the normalized attention, from u, v, q and k before their bias and SiLU."""
 
     @staticmethod
     def forward(
@@ -158,7 +158,7 @@ def elementwise(
     return sums.sum(0) if is_backward else sums
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("total",))  # which differ from batch to batch
 def _norm(
     values, weight, bias, gate, out, moments, end, total, eps, gate_stride,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, HAS_GATE: tl.constexpr,
@@ -181,7 +181,7 @@ def _norm(
     tl.store(moments + total + rows, scale, mask=rows < total)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("total",))  # which differ from batch to batch
 def _norm_backward(
     values, weight, bias, gate, grad, moments, end, total, values_grad, beside, sums, gate_stride, beside_stride,
     WIDTH: tl.constexpr, PADDED: tl.constexpr, ROWS: tl.constexpr, HAS_GATE: tl.constexpr,
@@ -221,7 +221,7 @@ def _norm_backward(
     tl.store(sums + WIDTH, tl.sum(bias_total, axis=0), mask=is_column)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("total", "key"))  # which differ from batch to batch
 def _elementwise(
     values, bias, other, out, sums, end, numbers, key, least, scale, total, width,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, IS_SILU: tl.constexpr, IS_BACKWARD: tl.constexpr, DROPS: tl.constexpr,
