@@ -2,6 +2,7 @@
 
     python bench/hstu_attention.py                # against eager attention and padded FlexAttention
     python bench/hstu_attention.py --tune         # the kernels alone, cut in other ways
+    python bench/hstu_attention.py --block        # three blocks, fused and by PyTorch's operations
 
 Lengths are Zipf's: 1 to 4,096, each as likely as its inverse. Heads are those of the preset mlperf-hstu: 4 of 128.
 FLOPs are those of causal pairs of rows of one sample, with no padding: forward 2 products (q·k and weights·v),
@@ -13,39 +14,44 @@ causal.
 
 import argparse
 from collections.abc import Callable
-from dataclasses import replace
+from contextlib import nullcontext
 from statistics import median
+from unittest import mock
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from embark.trainers.torch.networks import hstu_kernels
-from embark.trainers.torch.networks.hstu_attention import eager_attention, hstu_attention
+from embark.spec import load_spec
+from embark.trainers.torch.networks import hstu_attention as attention_module
+from embark.trainers.torch.networks import hstu_kernels, sequences
+from embark.trainers.torch.networks.hstu_attention import hstu_attention
 from embark.trainers.torch.networks.hstu_kernels import Inputs, Tile
 from embark.trainers.torch.networks.jagged import JaggedLayout
 
 HEADS, WIDTH, LONGEST, PEAK = 4, 128, 4096, 989e12
+CASES = {"no bias": (False, False), "position bias": (True, False), "position and time bias": (True, True)}
 TILES = {
-    "forward": [(128, 64, 8, 2), (128, 64, 8, 3), (64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 8, 4), (128, 128, 8, 2)],
-    "keys": [(128, 32, 8, 2), (128, 32, 8, 3), (64, 32, 4, 2), (64, 64, 4, 2), (64, 32, 4, 3), (64, 64, 4, 1)],
-    "queries": [(128, 64, 8, 2), (128, 64, 8, 3), (128, 32, 8, 3), (64, 64, 4, 2), (128, 64, 8, 1), (64, 32, 4, 3)],
-    "square": [(64, 64, 4, 2), (64, 64, 4, 1), (64, 64, 8, 2), (64, 64, 4, 3), (32, 32, 4, 2), (64, 64, 8, 1)],
+    "forward": [(64, 32, 4, 3, True), (128, 32, 4, 3, True), (64, 64, 4, 3, True), (128, 32, 8, 3, True),
+                (128, 64, 8, 3, True)],
+    "keys": [(64, 64, 4, 2, True), (64, 32, 4, 3, True), (128, 64, 8, 3, True), (128, 32, 8, 3, True)],
+    "queries": [(128, 64, 4, 3), (64, 64, 4, 3), (128, 32, 4, 4)],
+    "sums": [(32, 32, 1, 1), (64, 32, 2, 1), (128, 16, 4, 1)],
 }
 
 
 class Batch:
-    """Sequences, their biases and the gradient that comes back."""
+    """Sequences, their biases and the gradient that comes back. Without a seed all are as long as can be."""
 
-    def __init__(self, num_samples: int, seed: int) -> None:
-        draw = np.random.default_rng(seed)
+    def __init__(self, num_samples: int, seed: int | None) -> None:
         odds = 1 / np.arange(1, LONGEST + 1)
-        lengths = draw.choice(np.arange(1, LONGEST + 1), num_samples, p=odds / odds.sum())
+        lengths = np.full(num_samples, LONGEST) if seed is None else np.random.default_rng(seed).choice(
+            np.arange(1, LONGEST + 1), num_samples, p=odds / odds.sum())
         self.lengths = torch.tensor(lengths, device="cuda")
         self.offsets = torch.tensor(np.concatenate([[0], lengths.cumsum()]), device="cuda").int()
         self.pairs = float((lengths * (lengths + 1) / 2).sum())
         total = int(lengths.sum())
-        torch.manual_seed(seed)
+        torch.manual_seed(seed or 0)
         self.q, self.k, self.v, self.grad = torch.randn(
             4, total, HEADS, WIDTH, device="cuda", dtype=torch.bfloat16).unbind()
         self.position_bias = torch.randn(2 * LONGEST - 1, device="cuda") * 0.1
@@ -67,9 +73,14 @@ class Batch:
     def eager(self, leaves: dict[str, Tensor | None]) -> Tensor:
         """As on a CPU."""
         is_bf16 = leaves["q"] is not None and leaves["q"].dtype == torch.bfloat16
-        with torch.autocast("cuda", torch.bfloat16, enabled=is_bf16):
-            return eager_attention(**leaves, padding=self.layout.padding, max_length=LONGEST,
-                                   times=self.times if leaves["time_bias"] is not None else None)
+        with torch.autocast("cuda", torch.bfloat16, enabled=is_bf16), \
+                mock.patch.object(attention_module, "uses_kernels", no_kernels):
+            return self.kernels(leaves)
+
+
+def no_kernels(*_: object) -> bool:
+    """As on a CPU. A Mock would keep the tensors that it is called with."""
+    return False
 
 
 def main() -> None:
@@ -77,20 +88,32 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=512)
     parser.add_argument("--eager-samples", type=int, default=128, help="eager attention keeps all scores")
     parser.add_argument("--tune", action="store_true")
-    parser.add_argument("--only", type=int, help="with --tune: compile this one of each kernel's, and end")
+    parser.add_argument("--only", type=int, nargs=2, metavar=("PART", "PARTS"),
+                        help="with --tune: compile this part of all variants, and end")
+    parser.add_argument("--block", action="store_true", help="three blocks of HSTU instead, fused and plain")
     parser.add_argument("--no-flex", action="store_true")
     given = parser.parse_args()
-    batch = Batch(given.samples, seed=1)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    if given.only:
+        compile_part(*given.only)
+        return
+    batch, full = Batch(given.samples, seed=1), Batch(24, seed=None)
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; {given.samples} sequences, {len(batch.q):,} "
           f"rows, mean {len(batch.q) / given.samples:.0f}, longest {int(batch.lengths.max())}; {HEADS} heads of "
           f"{WIDTH}, bf16", flush=True)
-    if given.tune:
-        tune(batch, given.only)
+    if given.block:
+        measure_blocks(Batch(256, seed=1))
         return
-    compare_numbers(Batch(12, seed=2))
-    for name, positions, times in (("no bias", False, False), ("position bias", True, False),
-                                   ("position and time bias", True, True)):
+    if given.tune:
+        tune(batch, full)
+    else:
+        compare_numbers(Batch(12, seed=2))
+    for name, (positions, times) in CASES.items():
         measure(f"kernels, {name}", batch, batch.kernels, batch.leaves(positions=positions, times=times))
+        measure(f"kernels, {name}, 24 sequences of {LONGEST}", full, full.kernels,
+                full.leaves(positions=positions, times=times))
+    if given.tune:
+        return
     few = Batch(given.eager_samples, seed=1)
     for name, attention in (("kernels", few.kernels), ("eager, padded by groups of similar length", few.eager)):
         measure(f"{given.eager_samples} sequences: {name}, position bias", few, attention,
@@ -173,32 +196,89 @@ def flex(batch: Batch) -> None:
             print(f"FlexAttention, padded, {name}: {type(error).__name__}: {str(error)[:300]}", flush=True)
 
 
-def tune(batch: Batch, only: int | None) -> None:
-    """Times of each kernel by how it is cut, without and with a position bias."""
-    bias = batch.position_bias[LONGEST - 1:].contiguous()
-    plain = Inputs(batch.q, batch.k, batch.v, None, None, None, batch.layout, LONGEST)
-    biased = replace(plain, position_bias=bias)
-    kernels: dict[str, list[Callable[[], object]]] = {
-        "forward": [lambda one=one: hstu_kernels.forward(one) for one in (plain, biased)],
-        "keys": [lambda one=one: hstu_kernels.backward_keys(one, batch.grad) for one in (plain, biased)],
-        "queries": [lambda: hstu_kernels.backward_queries(plain, batch.grad)],
-        "square": [lambda: hstu_kernels.backward_queries(biased, batch.grad)]}
-    before, product = hstu_kernels.BF16, 2 * batch.pairs * HEADS * WIDTH
-    for name, starts in kernels.items():
-        for tile in TILES[name] if only is None else TILES[name][only:only + 1]:
-            hstu_kernels.BF16 = replace(before, **{name: Tile(*tile)})
+def passes(batch: Batch, case: str, part: str) -> Callable[[], object]:
+    """A forward pass, or a backward pass, which the other tiles are for."""
+    positions, times = CASES[case]
+    inputs = Inputs(batch.q, batch.k, batch.v, batch.position_bias if positions else None,
+                    batch.time_bias if times else None, batch.times, batch.layout, LONGEST)
+    if part == "forward":
+        out = torch.empty_like(batch.v)
+        return lambda: hstu_kernels.forward(inputs, out)
+    grads = [torch.empty_like(one) for one in (batch.q, batch.k, batch.v)]
+    return lambda: hstu_kernels.backward(inputs, batch.grad, grads)
+
+
+def compile_part(part: int, parts: int) -> None:
+    """Compile this part of all variants, for others that run at the same time to compile the rest."""
+    batch, before = Batch(1, seed=2), hstu_kernels.BF16
+    variants = [(name, tile, case) for name, tiles in TILES.items() for tile in tiles for case in CASES]
+    for name, tile, case in variants[part::parts]:
+        hstu_kernels.BF16 = {**before, name: Tile(*tile)}
+        try:
+            passes(batch, case, name)()
+            torch.cuda.synchronize()
+        except Exception as error:  # one that does not fit is passed over
+            print(f"{name} {tile}: {type(error).__name__}: {str(error)[-150:]}", flush=True)
+
+
+def tune(*batches: Batch) -> None:
+    """Times of the passes by how each kernel is cut. What is fastest is kept."""
+    for name, tiles in TILES.items():
+        fastest = float("inf")
+        kept = best = hstu_kernels.BF16
+        for tile in tiles:
+            hstu_kernels.BF16 = {**best, name: Tile(*tile)}
+            taken = []
             try:
-                if only is not None:
-                    for start in starts:
-                        start()
-                    continue
-                taken = [milliseconds(start) for start in starts]
-                print(f"{name} {tile}: " + ", ".join(f"{ms:.2f} ms" for ms in taken) + "; a product in "
-                      f"{taken[0] / {'forward': 2, 'keys': 4}.get(name, 3):.3f} ms, at the peak "
-                      f"{product / PEAK * 1e3:.3f} ms", flush=True)
+                for case in CASES:
+                    if name != "sums" or case != "no bias":
+                        taken.append([milliseconds(passes(batch, case, name), times=5) for batch in batches])
             except Exception as error:  # one that does not fit is passed over
-                print(f"{name} {tile}: {type(error).__name__}: {str(error)[:100]}", flush=True)
-    hstu_kernels.BF16 = before
+                print(f"{name} {tile}: {type(error).__name__}: {str(error)[-150:]}", flush=True)
+                continue
+            together = sum(sum(times) for times in taken)
+            if together < fastest:
+                fastest, kept = together, hstu_kernels.BF16
+            print(f"{name} {tile}: " + ", ".join(" / ".join(f"{ms:.3f}" for ms in times) for times in taken)
+                  + f" ms; together {together:.2f}", flush=True)
+        hstu_kernels.BF16 = kept
+    print(f"fastest: {hstu_kernels.BF16}", flush=True)
+
+
+def measure_blocks(batch: Batch) -> None:
+    """Three blocks of HSTU forward and backward, fused, and by PyTorch's operations around the same attention."""
+    model = load_spec("mlperf-hstu", ["model.dropout=0.2"]).model
+    blocks = torch.nn.ModuleList(sequences.HSTUBlock(model, HEADS * WIDTH, LONGEST) for _ in range(3)).cuda()
+    for block in blocks:
+        block.time_bias = torch.nn.Parameter(torch.zeros(32, device="cuda"))
+    rows = torch.randn(len(batch.q), HEADS * WIDTH, device="cuda")
+    numbers = torch.arange(len(rows), device="cuda"), LONGEST
+
+    def step() -> Tensor:
+        blocks.zero_grad(set_to_none=True)
+        given = values = rows.detach().requires_grad_()
+        of_batch = sequences.Rows(batch.offsets, batch.times, JaggedLayout(batch.offsets, len(rows)), numbers)
+        with torch.autocast("cuda", torch.bfloat16):
+            for block in blocks:
+                values = block(values, of_batch)
+        values.backward(rows)
+        return given.grad
+
+    found = {}
+    for name in ("fused", "plain"):
+        torch.cuda.reset_peak_memory_stats()
+        with nullcontext() if name == "fused" else mock.patch.object(sequences, "uses_kernels", no_kernels):
+            taken, found[name] = milliseconds(step, together=1), step()
+            is_same = torch.equal(found[name], step())
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiled:
+                step()
+                torch.cuda.synchronize()
+        print(f"three blocks, {len(rows):,} rows, {name}: {taken:.1f} ms, "
+              f"{torch.cuda.max_memory_allocated() / 1e9:.1f} GB; bit for bit the same: {is_same}", flush=True)
+        for event in sorted(profiled.key_averages(), key=lambda one: -one.self_device_time_total)[:16]:
+            print(f"    {event.self_device_time_total / 1e3:.2f} ms, {event.count} times {event.key[:80]}", flush=True)
+    apart = (found["fused"] - found["plain"]).norm() / found["plain"].norm()
+    print(f"gradients of the rows, fused and plain, are apart by {apart:.1e} of their norm")
 
 
 def milliseconds(start: Callable[[], object], *, times: int = 7, together: int = 3) -> float:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, silu
 
-from embark.trainers.torch.networks.jagged import Grid, JaggedLayout, Padding
+from embark.trainers.torch.networks.jagged import JaggedLayout
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_KERNEL_WIDTH = 128
@@ -22,38 +22,19 @@ def hstu_attention(
     `q`, `k`, `v`: [total, heads, width], the rows of all samples one behind the other. `offsets`: [samples + 1].
     `position_bias`: [2 · max_length − 1], by the query's position less the key's, plus max_length − 1. `time_bias`:
     [buckets], by `time_bucket` of the difference of the two `times` [total]. `layout`: that of `offsets`, if it is at
-    hand. A GPU runs Triton's kernels (`uses_kernels`).
+    hand. A GPU runs Triton's kernels (`uses_kernels`); all else is padded.
     """
     layout = layout or JaggedLayout(offsets, len(q))
-    time_bias = None if times is None else time_bias
-    if not uses_kernels(q, v):
-        return eager_attention(q, k, v, layout.padding, max_length, position_bias=position_bias, times=times,
-                               time_bias=time_bias)
-    from embark.trainers.torch.networks.hstu_kernels import TritonAttention
+    if uses_kernels(q, max(q.shape[2], v.shape[2])):
+        from embark.trainers.torch.networks.hstu_kernels import TritonAttention
 
-    if torch.is_autocast_enabled(q.device.type):
-        q, k, v = (one.to(torch.get_autocast_dtype(q.device.type)) for one in (q, k, v))
-    biases = [None if bias is None else bias.float() for bias in (position_bias, time_bias)]
-    if biases[0] is not None:
-        biases[0] = biases[0][max_length - 1:].contiguous()  # keys do not come behind their query
-    found: Tensor = TritonAttention.apply(q, k, v, *biases, None if time_bias is None else times, layout, max_length)
-    return found
-
-
-def uses_kernels(q: Tensor, v: Tensor) -> bool:
-    """Return whether kernels compute it: attention on a GPU, in heads that fit its registers. All else is
-    padded."""
-    return q.is_cuda and len(q) > 0 and q.dtype in KERNEL_DTYPES and max(
-        q.shape[2], v.shape[2]) <= MAX_KERNEL_WIDTH
-
-
-def eager_attention(
-    q: Tensor, k: Tensor, v: Tensor, padding: Padding | Grid, max_length: int, *, position_bias: Tensor | None,
-    times: Tensor | None, time_bias: Tensor | None,
-) -> Tensor:
-    """Compute `hstu_attention` by torch's operations, padded."""
+        if torch.is_autocast_enabled(q.device.type):
+            q, k, v = (one.to(torch.get_autocast_dtype(q.device.type)) for one in (q, k, v))
+        found: Tensor = TritonAttention.apply(q, k, v, position_bias, time_bias, times, layout, max_length)
+        return found
+    padding = layout.padding
     of_times = padding.pad(times) if times is not None else [None] * len(padding.groups)
-    found = []
+    groups = []
     for one_q, one_k, one_v, one_times in zip(
             padding.pad(q), padding.pad(k), padding.pad(v), of_times, strict=True):
         scores = torch.einsum("blhd,bmhd->bhlm", one_q, one_k) / math.sqrt(q.shape[-1])
@@ -67,10 +48,15 @@ def eager_attention(
             scores = scores + embedding(buckets, time_bias[:, None])[:, None, :, :, 0]
         weights = silu(scores) / max_length
         # Padding lies behind a sample's last row, where a causal mask hides it from every row that counts.
-        found.append(torch.einsum("bhlm,bmhd->blhd", torch.where(apart >= 0, weights, 0.0), one_v))
-    return padding.unpad(found)
+        groups.append(torch.einsum("bhlm,bmhd->blhd", torch.where(apart >= 0, weights, 0.0), one_v))
+    return padding.unpad(groups)
 
 
 def time_bucket(difference: Tensor, num_buckets: int) -> Tensor:
     """Return ⌊log₂(1 + |seconds|)⌋, and the last bucket for all that is longer."""
     return (torch.frexp(1.0 + difference.abs().float()).exponent.long() - 1).clamp_(max=num_buckets - 1)
+
+
+def uses_kernels(values: Tensor, width: int) -> bool:
+    """Return whether kernels compute it: attention on a GPU, in heads that fit its registers."""
+    return values.is_cuda and len(values) > 0 and values.dtype in KERNEL_DTYPES and width <= MAX_KERNEL_WIDTH

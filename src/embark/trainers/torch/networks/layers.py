@@ -5,6 +5,7 @@ what a generator gave before.
 """
 
 import zlib
+from typing import NamedTuple
 
 import torch
 import torch.fx
@@ -38,9 +39,21 @@ class SequenceDropout(nn.Module):
 
     def forward(self, values: Tensor, numbers: Tensor, rows_per_sample: int) -> Tensor:
         """Drop values; `numbers` [rows] are those of the rows in the batch, `rows_per_sample` for each sample."""
-        if not self.training or not self.dropout:
-            return values
-        return drop_rows(values, self.dropout, self.key, numbers + self.first_sample * rows_per_sample)
+        dropout = self.drawn(numbers, rows_per_sample)
+        return drop_rows(values, *dropout) if dropout.share else values
+
+    def drawn(self, numbers: Tensor, rows_per_sample: int) -> "RowDropout":
+        """Return what `forward` drops."""
+        return RowDropout(self.dropout if self.training else 0.0, self.key,
+                          numbers + self.first_sample * rows_per_sample)
+
+
+class RowDropout(NamedTuple):
+    """What is dropped of rows; a share of 0 drops nothing."""
+
+    share: float
+    key: int | Tensor
+    numbers: Tensor
 
 
 def seed_dropout(model: nn.Module, seed: int, step: int, first_sample: int) -> None:
