@@ -7,6 +7,7 @@ import torch
 
 from embark.spec import ModelSpec
 from embark.trainers.torch.networks.jagged import JaggedSequence
+from embark.trainers.torch.networks.jagged import JaggedLayout
 from embark.trainers.torch.networks.sequences import NextItem
 
 DIM = 4
@@ -67,7 +68,7 @@ def test_what_sasrec_adds_to_a_row_is_small_at_first():
     encoder, rows = model.encoder, table[[1, 2, 3]]
     with torch.no_grad():
         alone = encoder.norm(rows * DIM**0.5)
-        assert torch.allclose(encoder(rows, torch.tensor([0, 3]), None), alone, atol=0.2)
+        assert torch.allclose(encoder(rows, JaggedLayout(torch.tensor([0, 3]), 3), None), alone, atol=0.2)
 
 
 def test_how_long_the_rows_are_does_not_change_what_hstu_attends_to():
@@ -75,5 +76,5 @@ def test_how_long_the_rows_are_does_not_change_what_hstu_attends_to():
     encoder, rows = model.encoder, table[[1, 2, 3]]
     with torch.no_grad():
         encoder.positions.zero_()
-        assert torch.allclose(encoder(100 * rows, torch.tensor([0, 3]), None),
-                              encoder(rows, torch.tensor([0, 3]), None), atol=1e-3)
+        assert torch.allclose(encoder(100 * rows, JaggedLayout(torch.tensor([0, 3]), 3), None),
+                              encoder(rows, JaggedLayout(torch.tensor([0, 3]), 3), None), atol=1e-3)
