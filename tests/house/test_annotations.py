@@ -25,4 +25,4 @@ def without_return(source: str) -> list[tuple[int, str]]:
 
 def is_kernel(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
     """Triton's kernels return nothing, or what Triton alone can name."""
-    return any(ast.unparse(decorator) == "triton.jit" for decorator in function.decorator_list)
+    return any(ast.unparse(decorator).startswith("triton.jit") for decorator in function.decorator_list)
