@@ -132,7 +132,7 @@ class CandidateSoftmax(nn.Module):
         # The sample's own item is the answer; the same item elsewhere is no negative.
         is_left_out = every_id[None, :] == ids[:num_samples, None]
         is_left_out.scatter_(1, own[:, None], False)  # not by an index, for which the host would wait
-        logits = logits.masked_fill(is_left_out, float("-inf"))
+        logits = torch.where(is_left_out, float("-inf"), logits)
         losses = torch.nn.functional.cross_entropy(logits, own, reduction="none") * is_positive
         num_positives = gathered(is_positive).sum().clamp(min=1)
         return losses.sum() * (dist.get_world_size() / num_positives), losses, is_positive.float()

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from embark.spec import ModelSpec
-from embark.trainers.torch.networks.jagged import JaggedSequence
-from embark.trainers.torch.networks.jagged import JaggedLayout
+from embark.trainers.torch.networks.jagged import JaggedLayout, JaggedSequence
 from embark.trainers.torch.networks.sequences import NextItem
 
 DIM = 4
