@@ -3,8 +3,8 @@
 Facts are data files; `pricing` is the only source of dollars per hour. May import store and below.
 """
 
-from embark.catalog.load import load_catalog, prices_path
-from embark.catalog.machine import (
+from .load import load_catalog, prices_path
+from .machine import (
     Catalog,
     Fabric,
     Gpu,
@@ -17,8 +17,8 @@ from embark.catalog.machine import (
     Volume,
     find_machine,
 )
-from embark.catalog.pricing import SpecPrice, lowest_price, machine_of_place, price_spec
-from embark.catalog.search import MachineFilter, compare_machines, find_volume, price_in, search_machines
+from .pricing import SpecPrice, lowest_price, machine_of_place, price_spec
+from .search import MachineFilter, compare_machines, find_volume, price_in, search_machines
 
 __all__ = [
     "Catalog", "Fabric", "Gpu", "Interruption", "Machine", "MachineFilter", "Origin", "Price", "Quota", "Reserve",

@@ -14,7 +14,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from embark.catalog.machine import (
+from embark.errors import Mistake, MistakesError, UserError, nearest
+from embark.values import JsonDict, JsonMap, frozen
+from .machine import (
     Catalog,
     Citation,
     CpuMachine,
@@ -30,8 +32,6 @@ from embark.catalog.machine import (
     Volume,
     Zones,
 )
-from embark.errors import Mistake, MistakesError, UserError, nearest
-from embark.values import JsonDict, JsonMap, frozen
 
 HERE = Path(__file__).parent
 ORIGIN_COLUMNS = tuple(field.name for field in fields(Origin))

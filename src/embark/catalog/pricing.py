@@ -6,13 +6,13 @@ option counts: the lowest spot price for a spot spec, the lowest on-demand price
 
 from typing import Literal
 
-from embark.catalog.load import load_catalog
-from embark.catalog.machine import Catalog, CpuMachine, Machine, Origin, Price, describe_machine, find_machine
-from embark.catalog.regions import default_region, is_sold_in, region_of
 from embark.errors import EmbarkError, Mistake, SpecError, UserError
 from embark.formatting import format_usd, to_one_line
 from embark.spec import PlaceSpec, RunSpec
 from embark.values import JsonMap, frozen
+from .load import load_catalog
+from .machine import Catalog, CpuMachine, Machine, Origin, Price, describe_machine, find_machine
+from .regions import default_region, is_sold_in, region_of
 
 Purchase = Literal["on_demand", "spot", "block", "commit_1y", "commit_3y"]
 """How machines are paid for: the clouds' purchase options."""

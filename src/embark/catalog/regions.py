@@ -2,9 +2,9 @@
 
 import re
 
-from embark.catalog.machine import Catalog, CpuMachine, Machine
 from embark.errors import Mistake, Mistakes
 from embark.spec import PlaceSpec
+from .machine import Catalog, CpuMachine, Machine
 
 _ZONES = {
     "aws": re.compile(r"(?P<region>[a-z]{2}(-[a-z]+)+-\d+)(-[a-z]+-\d+)?[a-z]"),  # us-east-1b, us-west-2-lax-1a

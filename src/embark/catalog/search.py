@@ -4,7 +4,9 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from embark.catalog.machine import (
+from embark.errors import UserError, did_you_mean, near_names, nearest
+from embark.values import frozen
+from .machine import (
     CLOUDS,
     NUM_NEAR,
     Catalog,
@@ -15,9 +17,7 @@ from embark.catalog.machine import (
     Zones,
     find_machine,
 )
-from embark.catalog.pricing import lowest_price
-from embark.errors import UserError, did_you_mean, near_names, nearest
-from embark.values import frozen
+from .pricing import lowest_price
 
 Sort = Literal["price", "memory", "name"]
 

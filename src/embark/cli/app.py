@@ -42,7 +42,7 @@ def install_completion(*, shell: Literal["bash", "zsh", "fish"] | None = None) -
     """Install completion of commands and options for your shell, which is detected unless --shell names it."""
     from cyclopts.completion.detect import ShellDetectionError
 
-    from embark.cli.console import Console
+    from .console import Console
 
     try:
         path = app.install_completion(shell=shell)

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import UserError
+from .console import Console, Flag, Settings, Spec
 
 if TYPE_CHECKING:
     from embark.trainers.bench import BenchResult

@@ -12,10 +12,10 @@ from embark.catalog import MachineFilter, compare_machines, load_catalog, prices
 from embark.catalog.load import RefreshResult, refresh_prices
 from embark.catalog.machine import Machine, Origin, Price, Quota
 from embark.catalog.search import MachineDetails, MachineOffer, VolumeOffer, list_volumes, machine_details
-from embark.cli.console import Console, Flag
 from embark.errors import UserError
 from embark.formatting import format_usd, pluralize
 from embark.values import JsonDict, read_table
+from .console import Console, Flag
 
 Region = Annotated[str, Parameter(help="A region, such as us-east-1, eastus, us-central1.", show_default=False)]
 Text = Annotated[str, Parameter(show_default=False)]

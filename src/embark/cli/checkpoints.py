@@ -6,12 +6,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag
 from embark.errors import ExitCode, UserError
 from embark.formatting import format_bytes, format_float, format_time, pluralize
 from embark.store import RunDir, checkpoint_inspect, find_run
 from embark.store.checkpoint_diff import Change, CheckpointDiff, TensorChange, diff_checkpoints
 from embark.store.checkpoint_inspect import CheckpointInfo, CheckpointList, PruneResult, list_checkpoints
+from .console import Console, Flag
 
 
 def checkpoints(

@@ -1,10 +1,10 @@
 """`embark cost`: what a run has cost so far, what for, and what it will cost."""
 
-from embark.cli.console import Console
 from embark.errors import ExitCode, UserError
 from embark.events.spending import Spending, losses_sentence, usd_for
 from embark.formatting import format_count, format_duration, format_usd, pluralize, to_one_line
 from embark.launch.costs import RunCost, run_cost
+from .console import Console
 
 
 def cost(run: str, /, *, budget: float | None = None, console: Console = Console()) -> int:

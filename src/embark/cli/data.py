@@ -9,9 +9,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import ExitCode, UserError
 from embark.formatting import format_bytes, format_clock, format_duration, format_si, pluralize
+from .console import Console, Flag, Settings, Spec
 
 if TYPE_CHECKING:
     from embark.data.column_report import Report

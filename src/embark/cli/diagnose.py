@@ -5,11 +5,11 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag
 from embark.diagnose.report import TargetReport, diagnose_targets
 from embark.diagnose.scan import Diagnosis, Rule, load_rules
 from embark.errors import ExitCode
 from embark.formatting import pluralize, to_one_line
+from .console import Console, Flag
 
 MAX_SHOWN = 8
 

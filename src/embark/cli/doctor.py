@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from pathlib import Path
 
-from embark.cli.console import Console, Flag, Settings
 from embark.doctor.host import Check, Host
 from embark.doctor.machine import check_host
 from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize
 from embark.spec import load_spec
+from .console import Console, Flag, Settings
 
 _STYLES = {"ok": "", "warning": "yellow", "wrong": "bold red"}
 _MARKS = {"ok": "ok", "warning": "warning", "wrong": "WRONG"}

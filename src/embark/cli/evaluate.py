@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag, OptionalInt
 from embark.errors import UserError
 from embark.events.metrics import ranking_rows, task_rows
 from embark.formatting import format_float
+from .console import Console, Flag, OptionalInt
 
 if TYPE_CHECKING:
     from embark.run.evaluate_run import EvaluationResult

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from embark.cli.console import Console, Flag, OptionalInt, Texts
 from embark.errors import UserError
 from embark.formatting import format_bytes, pluralize
+from .console import Console, Flag, OptionalInt, Texts
 
 if TYPE_CHECKING:
     from embark.data.export.parquet_files import ParquetFiles

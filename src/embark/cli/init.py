@@ -6,9 +6,9 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag
 from embark.errors import UserError, nearest
 from embark.values import frozen
+from .console import Console, Flag
 
 _STARTER_MODEL = Path(__file__).parents[1] / "trainers" / "torch" / "starter_model.py"
 

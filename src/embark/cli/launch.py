@@ -1,6 +1,5 @@
 """`embark launch`: launch a run where its spec says, and with `--supervise` stay and re-create lost spot machines."""
 
-from embark.cli.console import Accepted, Console, Flag, Settings, Spec
 from embark.errors import ExitCode, Interrupted, UserError
 from embark.formatting import to_one_line
 from embark.launch.launching import (
@@ -16,6 +15,7 @@ from embark.launch.launching import (
 from embark.launch.run_registry import RunRecord, run_status
 from embark.launch.shell import DryRunShell, Shell
 from embark.spec import RunSpec, accepting, load_spec
+from .console import Accepted, Console, Flag, Settings, Spec
 
 
 def launch(

@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from embark.cli.console import Console, Flag, Texts
 from embark.errors import ExitCode
 from embark.formatting import pluralize
 from embark.lint.check import LintReport
 from embark.lint.check import lint as lint_files
 from embark.lint.rule import Rule
 from embark.lint.rules import ALL_RULES
+from .console import Console, Flag, Texts
 
 
 def lint(

@@ -11,7 +11,6 @@ from cyclopts import Parameter
 
 from embark.catalog import load_catalog, machine_of_place
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase
-from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import ExitCode, UserError
 from embark.formatting import format_bytes, format_duration, format_usd, pluralize
 from embark.model.placement import Planner
@@ -23,6 +22,7 @@ from embark.plan.storage import StorageNeed, StorageOffer, copy_s
 from embark.plan.survey import Estimate, Survey, pareto_front
 from embark.plan.workload import Workload
 from embark.spec import RunSpec, load_spec
+from .console import Console, Flag, Settings, Spec
 
 if TYPE_CHECKING:
     from embark.plan.here import LocalPlan

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag, OptionalInt, Settings
 from embark.errors import EmbarkError, ExitCode, UserError
 from embark.formatting import MISSING, format_bytes, format_float, format_time
+from .console import Console, Flag, OptionalInt, Settings
 
 if TYPE_CHECKING:
     from embark.export.rollback import ExportedVersion, Rollback, VersionList

@@ -2,7 +2,6 @@
 
 
 
-from embark.cli.console import Console, Flag, Settings, Texts
 from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize, to_one_line
 from embark.rehearse.controller import Observer, read_duration
@@ -12,6 +11,7 @@ from embark.rehearse.rehearsal import rehearse as run_rehearsal
 from embark.rehearse.server import find_server, prepare_server
 from embark.rehearse.stream import find_stream_trainer, prepare_stream
 from embark.rehearse.training import prepare_training
+from .console import Console, Flag, Settings, Texts
 
 
 def rehearse(

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag, Settings, Spec
 from embark.errors import ExitCode, UserError
 from embark.formatting import pluralize
+from .console import Console, Flag, Settings, Spec
 
 if TYPE_CHECKING:
     from embark.launch.image import ImageResult

@@ -8,12 +8,12 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console
 from embark.report.compare import Comparison, compare_document, compare_runs, results_table, spec_table
 from embark.report.context import read_run
 from embark.report.document import html_page
 from embark.report.report import NAME, WrittenReport, write_page, write_report
 from embark.report.report import report as report_of
+from .console import Console
 
 Out = Annotated[str, Parameter(allow_leading_hyphen=True, show_default=False)]
 

@@ -2,11 +2,11 @@
 
 import time
 
-from embark.cli.console import Console, Flag
 from embark.errors import Interrupted, UserError
 from embark.formatting import format_bytes, format_duration, pluralize
 from embark.report.local_runs import LocalRuns, list_local_runs, removable_run, remove_run
 from embark.values import frozen
+from .console import Console, Flag
 
 
 @frozen

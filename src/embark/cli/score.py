@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag, OptionalInt
 from embark.formatting import format_float, pluralize
+from .console import Console, Flag, OptionalInt
 
 if TYPE_CHECKING:
     from embark.serve.score_file import ScoreResult

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, OptionalInt
 from embark.formatting import pluralize
 from embark.spec.serve import DeviceKind, Precision, ScoringDevice
+from .console import Console, OptionalInt
 
 if TYPE_CHECKING:
     from embark.serve.endpoint import Listening

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag
 from embark.errors import ExitCode, Interrupted
 from embark.formatting import format_duration, pluralize, strip_control_chars, to_one_line
 from embark.launch.backend import CancelResult, backend_of
 from embark.launch.launching import cancel_run
 from embark.launch.run_registry import RunStatus, RunStatusList, find_run, list_statuses, run_status
 from embark.launch.shell import DryRunShell, Shell
+from .console import Console, Flag
 
 
 def status(run: str = "", /, *, context: str = "", console: Console = Console()) -> int:

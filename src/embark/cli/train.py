@@ -3,10 +3,10 @@
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from embark.cli.console import Accepted, Console, Flag, Settings, Spec
 from embark.errors import ExitCode, Interrupted, UserError
 from embark.events.events import Event
 from embark.store import RunDir, write_atomic
+from .console import Accepted, Console, Flag, Settings, Spec
 
 if TYPE_CHECKING:
     from embark.spec import RunSpec

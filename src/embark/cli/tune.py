@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
-from embark.cli.console import Console, Flag, OptionalInt, Settings, Spec, Texts
 from embark.errors import ExitCode, UserError
 from embark.events.metrics import metric as find_metric
 from embark.formatting import format_duration, format_float, format_usd, pluralize
 from embark.values import JsonMap
+from .console import Console, Flag, OptionalInt, Settings, Spec, Texts
 
 if TYPE_CHECKING:
     from embark.events import Event
@@ -75,10 +75,10 @@ def tune(
 
 def _submit(console: Console, spec: RunSpec, request: TuneRequest, yes: bool) -> int:
     """Submit the search as an array, whose jobs are given the same request."""
-    from embark.cli.launch import submit_prepared
     from embark.launch.launching import prepare_search
     from embark.launch.shell import Shell
     from embark.render.targets.slurm import Search
+    from .launch import submit_prepared
 
     given = {"trials": request.trials, "metric": request.metric, "workers": request.workers, "minutes": request.minutes}
     options = [f"--{name}={value}" for name, value in given.items() if value is not None]

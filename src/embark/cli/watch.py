@@ -5,7 +5,6 @@ import webbrowser
 from collections.abc import Sequence
 from contextlib import suppress
 
-from embark.cli.console import Console, Flag
 from embark.dashboard.runs import Runs
 from embark.dashboard.server import require_token, serve_page
 from embark.dashboard.terminal import watch_terminal
@@ -13,6 +12,7 @@ from embark.errors import UserError
 from embark.formatting import pluralize
 from embark.report.run_files import find_runs
 from embark.values import frozen
+from .console import Console, Flag
 
 PORT = 8750  # The first that is tried; the next ones where it is taken.
 NUM_PORTS = 20

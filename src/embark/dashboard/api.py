@@ -7,7 +7,6 @@ from dataclasses import asdict
 
 import numpy as np
 
-from embark.dashboard.runs import Runs, WatchedRun
 from embark.events.events import Event, changes_of, parse_event, warm_start_text
 from embark.events.metrics import task_rows
 from embark.events.sinks.prometheus import exposition
@@ -33,6 +32,7 @@ from embark.report.figures import MAX_RANKS, list_of, phase_means, placement_of,
 from embark.report.record import GPU, HOST, Record, gpus_of
 from embark.store import EVENTS
 from embark.values import JsonDict, JsonMap
+from .runs import Runs, WatchedRun
 
 MAX_MARKS = 600
 MAX_NOTES = 30

@@ -7,13 +7,13 @@ from typing import Literal
 
 import numpy as np
 
-from embark.dashboard.runs import WatchedRun
 from embark.events.metrics import find
 from embark.events.plotting import Floats, means, thin
 from embark.report.figures import MAX_LINES, RowsChart, charts_of, range_of
 from embark.report.record import Record
 from embark.report.rows import STEP, TIME, Rows
 from embark.values import JsonDict, frozen
+from .runs import WatchedRun
 
 SHOWN = ("loss", "auc", "normalized_entropy", "samples_per_s", "step_s", "learning_rate")
 EVAL_OF = {"loss": "log_loss", "auc": "auc", "normalized_entropy": "normalized_entropy"}

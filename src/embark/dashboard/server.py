@@ -21,16 +21,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from embark.dashboard.api import detail, log_lines, metrics_text, summary
-from embark.dashboard.curves import MAX_POINTS, Window, charts_text, curves_text
-from embark.dashboard.runs import Runs, WatchedRun
-from embark.dashboard.traffic import replicas_of, traffic_of
 from embark.errors import UserError
 from embark.events.events import to_jsonable
 from embark.events.sinks.prometheus import CONTENT_TYPE
 from embark.formatting import to_finite
 from embark.report.context import diagnose_run
 from embark.values import JsonDict, frozen
+from .api import detail, log_lines, metrics_text, summary
+from .curves import MAX_POINTS, Window, charts_text, curves_text
+from .runs import Runs, WatchedRun
+from .traffic import replicas_of, traffic_of
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

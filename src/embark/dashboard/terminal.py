@@ -10,7 +10,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from embark.dashboard.runs import Runs
 from embark.events.plotting import sparkline, thin
 from embark.events.sinks.terminal import Encoded, ProgressLine
 from embark.events.spending import Spending, losses_sentence
@@ -35,6 +34,7 @@ from embark.report.context import Liveness
 from embark.report.record import Record, gpus_of, slow_ranks
 from embark.report.run_files import Finder
 from embark.values import JsonMap, frozen
+from .runs import Runs
 
 MAX_POINTS = 600
 STYLES = {"running": "bold cyan", "finished": "bold green", "stopped": "bold yellow", "waiting": "dim"}

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from embark.dashboard.runs import WatchedRun
 from embark.events.drift import LARGE, LOGITS, MODERATE, NUM_SCORE_BINS
 from embark.events.traffic import (
     LATENCIES_S,
@@ -20,6 +19,7 @@ from embark.events.traffic import (
 )
 from embark.formatting import pluralize
 from embark.values import JsonDict
+from .runs import WatchedRun
 
 MAX_POINTS = 360
 MAX_COLUMNS = 100

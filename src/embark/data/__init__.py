@@ -5,15 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from embark.data.loader import Batch, Loader, SampleSource, eval_batches
 from embark.spec import with_absolute_paths, with_bucket_tables, with_train_defaults
 from embark.spec.paths import without_local_input
 from embark.spec.user_code import with_code
 from embark.store.errors import RetryPolicy
+from .loader import Batch, Loader, SampleSource, eval_batches
 
 if TYPE_CHECKING:
-    from embark.data.prepared.source import Allocate
     from embark.spec import RunSpec
+    from .prepared.source import Allocate
 
 __all__ = ["Batch", "Loader", "SampleSource", "eval_batches", "open_source", "open_training_source",
            "resolve_from_data", "resolve_if_readable"]
@@ -32,8 +32,8 @@ def resolve_from_data(spec: RunSpec) -> RunSpec:
         return with_train_defaults(spec, spec.data.num_train_samples)
     if spec.data.kind != "prepared":
         return spec
-    from embark.data.prepared.cache import read_manifest
-    from embark.data.prepared.manifest import resolve_from_manifest
+    from .prepared.cache import read_manifest
+    from .prepared.manifest import resolve_from_manifest
 
     return resolve_from_manifest(spec, read_manifest(spec.data.path))
 
@@ -48,8 +48,8 @@ def resolve_if_readable(spec: RunSpec) -> tuple[RunSpec, str]:
     is_given = "num_dense" in spec.model.model_fields_set and spec.model.gives_tables
     if spec.data.kind != "prepared" or (is_given and "://" in spec.data.path):
         return spec, ""
-    from embark.data.prepared.cache import find_manifest
-    from embark.data.prepared.manifest import resolve_from_manifest
+    from .prepared.cache import find_manifest
+    from .prepared.manifest import resolve_from_manifest
 
     manifest, why = find_manifest(spec.data.path, LOOK)
     if manifest is not None:
@@ -63,7 +63,7 @@ def resolve_if_readable(spec: RunSpec) -> tuple[RunSpec, str]:
 def open_training_source(spec: RunSpec, *, allocate: Allocate | None) -> SampleSource:
     """Open what a run trains on: its stream if it has one, else its data."""
     if spec.stream.is_on:
-        from embark.data.stream.source import StreamSource
+        from .stream.source import StreamSource
 
         return StreamSource(spec)
     return open_source(spec, allocate=allocate)
@@ -72,11 +72,11 @@ def open_training_source(spec: RunSpec, *, allocate: Allocate | None) -> SampleS
 def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSource:
     """Open and check the source that `data.kind` names. `allocate` provides the memory of prepared data's batches."""
     if spec.data.kind == "prepared":
-        from embark.data.prepared.cache import open_prepared
+        from .prepared.cache import open_prepared
 
         return open_prepared(spec, allocate)
     if spec.data.kind == "columns":
-        from embark.data.columns import ColumnsSource
+        from .columns import ColumnsSource
 
         # Rows of a stream are as their file has them: there are no training rows to compute statistics of.
         plain = {"numbers": "none", "missing_flags": False}
@@ -84,13 +84,13 @@ def open_source(spec: RunSpec, *, allocate: Allocate | None = None) -> SampleSou
             spec.features
         return ColumnsSource(spec.model, spec.data, features)
     if spec.data.kind == "interactions":
-        from embark.data.interactions import InteractionsSource
+        from .interactions import InteractionsSource
 
         return InteractionsSource(spec.model, spec.data, spec.features)
     if spec.data.is_custom:
-        from embark.data.custom_data import CustomSource
+        from .custom_data import CustomSource
 
         return CustomSource(spec.model, spec.data)
-    from embark.data.synthetic import SyntheticSource
+    from .synthetic import SyntheticSource
 
     return SyntheticSource(spec.model, spec.data)

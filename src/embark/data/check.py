@@ -7,16 +7,16 @@ from pathlib import Path
 
 import numpy as np
 
-from embark.data.column_report import Column, Problem, Report, column_hints, describe_columns, unseen_ids
-from embark.data.prepared import SPLITS, Block, Manifest, Part
-from embark.data.prepared.cache import local_folder, open_prepared, read_manifest
-from embark.data.prepared.manifest import SEQUENCES, resolve_from_manifest
-from embark.data.progress import OnProgress, ProgressReporter
-from embark.data.workers import num_cores
 from embark.features.arrays import Array, Bytes
 from embark.formatting import shortlist
 from embark.spec import resolve
 from embark.store import ObjectStore, for_each_parallel, open_store
+from .column_report import Column, Problem, Report, column_hints, describe_columns, unseen_ids
+from .prepared import SPLITS, Block, Manifest, Part
+from .prepared.cache import local_folder, open_prepared, read_manifest
+from .prepared.manifest import SEQUENCES, resolve_from_manifest
+from .progress import OnProgress, ProgressReporter
+from .workers import num_cores
 
 _PIECE_BYTES = 4 << 20
 

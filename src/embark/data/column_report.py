@@ -8,16 +8,16 @@ from pathlib import Path
 
 import numpy as np
 
-from embark.data import open_source
-from embark.data.loader import Batch, SampleSource
-from embark.data.prepared import Manifest, Split
-from embark.data.prepared.parts import iter_blocks
-from embark.data.prepared.source import PreparedSource
-from embark.data.task_labels import main_label
 from embark.features.arrays import Array, Doubles
 from embark.features.numbers import Numbers
 from embark.spec import RunSpec
 from embark.values import frozen
+from . import open_source
+from .loader import Batch, SampleSource
+from .prepared import Manifest, Split
+from .prepared.parts import iter_blocks
+from .prepared.source import PreparedSource
+from .task_labels import main_label
 
 LEAK_AUC = 0.9
 """A column that alone reaches this is nearly the label: on real clicks no single one comes near, and no model."""

@@ -8,14 +8,6 @@ from functools import lru_cache
 
 import numpy as np
 
-from embark.data.loader import Batch, check_range
-from embark.data.prepare.guess import find_times
-from embark.data.prepare.inputs import InputFile, Inputs, tables_of
-from embark.data.prepare.later_rows import fit_schema
-from embark.data.prepare.sampling import take_sample
-from embark.data.prepare.tasks import open_reader
-from embark.data.prepared.manifest import versioned
-from embark.data.task_labels import bad_labels, check_lists, meaning_of, task_labels
 from embark.errors import DataError
 from embark.features.arrays import Array, Int32s, Int64s, Mask, ragged_positions
 from embark.features.arrow.row_parser import RowParser
@@ -28,6 +20,14 @@ from embark.features.schema import Schema
 from embark.features.values import moment_text
 from embark.spec import DataSpec, FeaturesSpec, ModelSpec, PrepareSpec, Table, label_columns, list_size_of
 from embark.values import frozen
+from .loader import Batch, check_range
+from .prepare.guess import find_times
+from .prepare.inputs import InputFile, Inputs, tables_of
+from .prepare.later_rows import fit_schema
+from .prepare.sampling import take_sample
+from .prepare.tasks import open_reader
+from .prepared.manifest import versioned
+from .task_labels import bad_labels, check_lists, meaning_of, task_labels
 
 _HELD_OUT, _ORDER = range(2)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from embark.data.prepare.journal import PREPARING
-from embark.data.prepared import MANIFEST, Manifest
 from embark.errors import DataError, UserError
 from embark.formatting import shortlist
 from embark.store import Entry, LocalStore, ObjectStore, open_store
 from embark.store.transfer import COPY_STATE, CopyItem, CopyPlan, Transfer
 from embark.values import JsonDict, frozen
+from .prepare.journal import PREPARING
+from .prepared import MANIFEST, Manifest
 
 ShowProgress = Callable[[int, int], None]
 

@@ -16,13 +16,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from embark.data.column_report import Problem, Report, check_columns
-from embark.data.custom_data import CustomSource, rows_digest, spread
-from embark.data.loader import Batch
-from embark.data.permuted_rows import RowsInMemory
 from embark.errors import UserError
 from embark.features.arrays import Int64s
 from embark.spec import RunSpec, resolve, to_toml
+from .column_report import Problem, Report, check_columns
+from .custom_data import CustomSource, rows_digest, spread
+from .loader import Batch
+from .permuted_rows import RowsInMemory
 
 MODULE = "embark.data.custom_contract"
 LIMIT_S = 600.0

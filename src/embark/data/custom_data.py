@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from embark.data.loader import Batch, check_range
-from embark.data.prepared.manifest import BLOCK_ROWS
-from embark.data.prepared.order import EpochOrder, row_order
-from embark.data.task_labels import bad_labels, check_lists, meaning_of, task_labels
 from embark.errors import DataError, UserError
 from embark.features.arrays import Array, Floats, Int32s, Int64s, Mask
 from embark.spec import DataSpec, ModelSpec, Table, file_of, label_columns, list_size_of
 from embark.spec.user_code import load_user_class, location_of, user_call, user_errors
 from embark.values import JsonDict
+from .loader import Batch, check_range
+from .prepared.manifest import BLOCK_ROWS
+from .prepared.order import EpochOrder, row_order
+from .task_labels import bad_labels, check_lists, meaning_of, task_labels
 
 FINGERPRINT_ROWS = 1024  # Samples of each split: all of them would take as long as an epoch.
 

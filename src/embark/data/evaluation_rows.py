@@ -7,18 +7,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal, get_args
 
-from embark.data import LOOK, open_source, resolve_from_data
-from embark.data.kept_maps import find_id_maps
-from embark.data.loader import Batch, SampleSource
-from embark.data.prepare.later_rows import PreparedWith
-from embark.data.prepared import Manifest
-from embark.data.prepared.cache import find_manifest, read_manifest
-from embark.data.prepared.manifest import EARLIER, SEQUENCES
 from embark.errors import DataError, UserError
 from embark.features.numbers import Numbers
 from embark.features.schema import TIME_ROWS
 from embark.spec import RunSpec
 from embark.values import JsonDict, frozen
+from . import LOOK, open_source, resolve_from_data
+from .kept_maps import find_id_maps
+from .loader import Batch, SampleSource
+from .prepare.later_rows import PreparedWith
+from .prepared import Manifest
+from .prepared.cache import find_manifest, read_manifest
+from .prepared.manifest import EARLIER, SEQUENCES
 
 SplitName = Literal["train", "validation", "test"]
 
@@ -141,9 +141,9 @@ def _columns_of(before: PreparedWith | None, manifest: Manifest) -> tuple[str, .
 
 
 def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path, run_uri: str) -> EvaluationRows:
-    from embark.data.prepare.later_rows import write_later_rows
-    from embark.data.prepared.parts import LocalParts
-    from embark.data.prepared.source import PreparedSource
+    from .prepare.later_rows import write_later_rows
+    from .prepared.parts import LocalParts
+    from .prepared.source import PreparedSource
 
     before = None
     if spec.data.kind == "prepared":
@@ -172,7 +172,7 @@ def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path, run_uri: str)
 def _raw_log(spec: RunSpec, maps: str, data: str, folder: Path) -> EvaluationRows:
     """Prepare a log with the ids of the run's data; items that this does not have are left out. Each user's last item
     is to be found."""
-    from embark.data.prepare.prepare import prepare_from_spec
+    from .prepare.prepare import prepare_from_spec
 
     prepare = spec.data.prepare.changed(input=data, id_map_from=maps, min_count=1 << 53, split="last",
                                         validation_from="", test_from="", test_fraction=0.0, executor="local")
@@ -184,8 +184,8 @@ def _raw_log(spec: RunSpec, maps: str, data: str, folder: Path) -> EvaluationRow
 
 def _of_stream(spec: RunSpec, data: str) -> EvaluationRows:
     """Read rows that hold ids, as the records of the run's stream do."""
-    from embark.data.permuted_rows import RowsInMemory
-    from embark.data.stream.source import StreamSource
+    from .permuted_rows import RowsInMemory
+    from .stream.source import StreamSource
 
     batch, num_bad = StreamSource(spec).rows_of_files(data)
     notes = (f"skipped {num_bad:,} unreadable rows",) if num_bad else ()

@@ -13,13 +13,6 @@ from typing import Any
 import numpy as np
 from pyarrow import chunked_array
 
-from embark.data.columns import find_bad_ids, open_files, read_rows, refuse_empty
-from embark.data.kept_maps import LogMaps
-from embark.data.loader import Batch, check_range
-from embark.data.next_item import NextItemBatches, Users, order_key
-from embark.data.prepare.id_numbering import IdFiles
-from embark.data.prepare.sequences import ends_of, log_layout, most_distinct
-from embark.data.prepared.manifest import IDS, SEQUENCES, Manifest, Part
 from embark.errors import DataError
 from embark.features.arrays import Array, Hashes, Int32s, Int64s, ragged_positions
 from embark.features.arrow.cells import normalize_array
@@ -31,6 +24,13 @@ from embark.features.schema import Schema, SparseColumn
 from embark.spec import DataSpec, FeaturesSpec, ModelSpec, PrepareSpec
 from embark.spec.features import GUESSED
 from embark.values import JsonDict, frozen
+from .columns import find_bad_ids, open_files, read_rows, refuse_empty
+from .kept_maps import LogMaps
+from .loader import Batch, check_range
+from .next_item import NextItemBatches, Users, order_key
+from .prepare.id_numbering import IdFiles
+from .prepare.sequences import ends_of, log_layout, most_distinct
+from .prepared.manifest import IDS, SEQUENCES, Manifest, Part
 
 
 class InteractionsSource:

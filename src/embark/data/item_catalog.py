@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from embark.data.loader import Batch, SampleSource
 from embark.errors import DataError
 from embark.features.arrays import Array, Floats, Int32s, Int64s
 from embark.features.hashing import hash_counters, stream_key
 from embark.spec import ModelSpec, is_item_table
 from embark.values import frozen
+from .loader import Batch, SampleSource
 
 _ROWS_AT_ONCE = 65_536
 _NEGATIVES = 0x6E6567  # The stream of random numbers.

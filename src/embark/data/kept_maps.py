@@ -11,14 +11,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from embark.data import LOOK
-from embark.data.prepared import MANIFEST, Manifest
-from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.features.arrays import Array
 from embark.spec import RunSpec
 from embark.store import normalize_path, open_store
 from embark.store.transfer import CopyItem, Transfer
 from embark.values import frozen
+from . import LOOK
+from .prepared import MANIFEST, Manifest
+from .prepared.cache import find_manifest, read_manifest
 
 FOLDER = "data"  # A folder of a run's directory.
 

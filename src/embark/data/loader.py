@@ -17,7 +17,7 @@ from embark.spec import Table
 from embark.values import frozen
 
 if TYPE_CHECKING:
-    from embark.data.prepared.source import PreparedSource, RawBatches
+    from .prepared.source import PreparedSource, RawBatches
 
 
 T = TypeVar("T")

@@ -8,20 +8,20 @@ from pathlib import Path
 
 import numpy as np
 
-from embark.data.loader import Batch
-from embark.data.prepare.journal import PREPARING
-from embark.data.prepared import BLOCK_ROWS, MANIFEST, SPLITS, Feature, Layout, Manifest, Part, PartWriter, Rows, Split
-from embark.data.prepared.parts import PART_BYTES
-from embark.data.progress import OnProgress, ProgressReporter
-from embark.data.synthetic import SyntheticSource
-from embark.data.task_labels import main_label
-from embark.data.workers import Report, WorkerPool, num_cores
 from embark.errors import UserError
 from embark.features.encoding import weights_features
 from embark.formatting import format_bytes
 from embark.spec import RunSpec, Task, label_columns
 from embark.store import write_atomic, writing
 from embark.values import JsonDict, frozen
+from .loader import Batch
+from .prepare.journal import PREPARING
+from .prepared import BLOCK_ROWS, MANIFEST, SPLITS, Feature, Layout, Manifest, Part, PartWriter, Rows, Split
+from .prepared.parts import PART_BYTES
+from .progress import OnProgress, ProgressReporter
+from .synthetic import SyntheticSource
+from .task_labels import main_label
+from .workers import Report, WorkerPool, num_cores
 
 MIN_ROWS_TO_SHARE = 1_000_000  # Below this, one process is done before another has started.
 

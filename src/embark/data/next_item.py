@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from embark.data.loader import Batch
 from embark.errors import DataError
 from embark.features.arrays import Hashes, Int32s, Int64s, Mask, ragged_positions
 from embark.features.hashing import STEP, hash_counters, stream_key, uniform
 from embark.spec import DataSpec, ModelSpec
 from embark.values import frozen
+from .loader import Batch
 
 _ORDER, _NEGATIVES, _EVAL_NEGATIVES = range(3)
 MAX_REDRAWS = 100

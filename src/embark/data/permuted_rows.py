@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from embark.data.loader import Batch, SampleSource
 from embark.features.arrays import Int32s, Int64s, ragged_positions
+from .loader import Batch, SampleSource
 
 _CHUNK_ROWS = 128
 

@@ -12,10 +12,10 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Self
 
 from embark import __version__
-from embark.data.workers import Report, Work
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
 from embark.formatting import to_one_line
 from embark.values import JsonDict
+from .workers import Report, Work
 
 if TYPE_CHECKING:
     import ray

@@ -5,16 +5,16 @@ from pathlib import Path
 
 import numpy as np
 
-from embark.data import LOOK, open_source, resolve_from_data
-from embark.data.loader import Batch
-from embark.data.make import layout_of, rows_of
-from embark.data.prepare.inputs import Inputs
-from embark.data.prepared import MANIFEST, Layout, Manifest, Part, PartWriter, Split
-from embark.data.prepared.cache import find_manifest, read_manifest
 from embark.errors import EmbarkError
 from embark.spec import RunSpec
 from embark.store import open_store, write_atomic
 from embark.values import JsonDict, frozen
+from . import LOOK, open_source, resolve_from_data
+from .loader import Batch
+from .make import layout_of, rows_of
+from .prepare.inputs import Inputs
+from .prepared import MANIFEST, Layout, Manifest, Part, PartWriter, Split
+from .prepared.cache import find_manifest, read_manifest
 
 
 @frozen

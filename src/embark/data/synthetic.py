@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from embark.data.loader import Batch, check_range
 from embark.features.arrays import Array, Doubles, Floats, Hashes, Int32s, Int64s
 from embark.features.hashing import bell, hash_counters, quarter, stream_key, stream_keys, uniform
 from embark.spec import DataSpec, ModelSpec, Table, Task
 from embark.values import frozen
+from .loader import Batch, check_range
 
 TRAIN, EVAL, CALIBRATION = range(3)
 IDS, LENGTHS, DENSE, LABEL, WEIGHTS = range(5)

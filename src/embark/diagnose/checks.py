@@ -11,8 +11,6 @@ from dataclasses import replace
 from typing import Any
 
 from embark.catalog import Machine, load_catalog, machine_of_place
-from embark.diagnose.scan import Evidence, Listener, RuleMatch, rule_named
-from embark.diagnose.source import DiagnosedFile
 from embark.errors import UserError
 from embark.events.events import parse_event, read_blocks, split_lines
 from embark.events.monitoring import FULL, HOT_C, INPUT_SHARE, SLOW_RANK, SLOW_STEP
@@ -20,6 +18,8 @@ from embark.events.quality import Quality
 from embark.formatting import format_step_time, to_finite, to_one_line
 from embark.spec import RunSpec
 from embark.values import JsonDict
+from .scan import Evidence, Listener, RuleMatch, rule_named
+from .source import DiagnosedFile
 
 MAX_RANKS = 100_000
 MAX_HOSTS = 20_000

@@ -11,9 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from embark.diagnose.checks import GIB, NcclLog, StepTimes, machine_of
-from embark.diagnose.scan import Diagnosis, Evidence, RuleMatch, Scan, load_rules
-from embark.diagnose.source import DiagnosedFile, sources_of
 from embark.errors import EmbarkError
 from embark.events.quality import start_command
 from embark.formatting import redact, to_one_line
@@ -25,6 +22,9 @@ from embark.plan.prediction import Setup
 from embark.spec import RunSpec, divides, load_spec
 from embark.store import SPEC
 from embark.values import frozen
+from .checks import GIB, NcclLog, StepTimes, machine_of
+from .scan import Diagnosis, Evidence, RuleMatch, Scan, load_rules
+from .source import DiagnosedFile, sources_of
 
 MemoryKind = Literal["device", "host"]
 MAX_QUOTED = 300

@@ -14,10 +14,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
-from embark.diagnose.source import DiagnosedFile, Line, fold, lines, pieces, rank_of, time_of
 from embark.events.quality import quality_rules
 from embark.formatting import shortlist
 from embark.values import JsonDict, frozen
+from .source import DiagnosedFile, Line, fold, lines, pieces, rank_of, time_of
 
 Kind = Literal["cause", "symptom", "summary", "slow", "quality"]
 """`cause`: ends a run by itself. `symptom`: what the other ranks then say. `summary`: what a launcher says at the end.

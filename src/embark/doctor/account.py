@@ -16,7 +16,6 @@ from typing import Any
 
 from embark.catalog import Catalog, load_catalog, machine_of_place
 from embark.catalog.machine import WARNING_DAYS
-from embark.doctor.host import Check, Checks, check
 from embark.errors import EmbarkError, UserError
 from embark.formatting import format_usd, to_one_line
 from embark.launch.backend import LaunchRequest
@@ -27,6 +26,7 @@ from embark.render.monitoring import CloudQuota, cloud_quotas, needed_units, quo
 from embark.spec import RunSpec
 from embark.store import BRIEF_RETRY, open_store
 from embark.values import JsonDict, frozen, read_table
+from .host import Check, Checks, check
 
 CLOUDS: JsonDict = read_table(__file__, "account_clouds.toml")
 """The command line of each cloud, what it is asked, and what its errors mean."""

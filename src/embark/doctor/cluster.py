@@ -3,7 +3,6 @@
 import os
 
 from embark.catalog import load_catalog
-from embark.doctor.host import Check, Checks, Verdict
 from embark.kubernetes.contract import Contract
 from embark.kubernetes.objects import Objects
 from embark.launch.backends.kubernetes.kubectl import Cluster, Kubectl
@@ -14,6 +13,7 @@ from embark.render.job import make_job
 from embark.render.serving import secret_commands
 from embark.render.targets.follow import TOPICS_FILE
 from embark.spec import RunSpec
+from .host import Check, Checks, Verdict
 
 VOLCANO = ("batch.volcano.sh/v1alpha1", "Job")
 VERDICTS: dict[str, Verdict] = {"met": "ok", "unknown": "warning", "missing": "wrong"}

@@ -2,8 +2,8 @@
 
 import stat
 
-from embark.doctor.host import Check, Checks, Host
 from embark.values import JsonDict, read_table
+from .host import Check, Checks, Host
 
 Source = JsonDict
 SOURCES: list[Source] = read_table(__file__, "credentials.toml")["source"]

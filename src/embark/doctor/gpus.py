@@ -5,8 +5,8 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 
-from embark.doctor.host import Check, Checks, Host, check
 from embark.values import frozen
+from .host import Check, Checks, Host, check
 
 _FIELDS = ("name", "memory.total", "driver_version", "compute_cap", "ecc.errors.uncorrected.volatile.total")
 _FEWER = _FIELDS[:3]  # Fields that old drivers know, too.

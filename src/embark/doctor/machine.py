@@ -12,16 +12,16 @@ from pathlib import Path
 
 from embark.catalog import load_catalog
 from embark.catalog.machine import WARNING_DAYS, Catalog
-from embark.doctor.credentials import check_credentials
-from embark.doctor.gpus import check_driver, check_gpus, list_gpus, version_of
-from embark.doctor.host import GIB, Check, Checks, Host, Verdict, check, size_text
-from embark.doctor.network import Facts, Probe, check_network, check_ranks
 from embark.errors import EmbarkError
 from embark.model.engine_selection import cpu_has_matrix_bf16
 from embark.plan.here import LocalGpu, LocalPlan, ThisMachine, plan_here
 from embark.run.host import cgroup_limit_bytes, cpu_quota
 from embark.spec import RunSpec
 from embark.stack import versions as stack
+from .credentials import check_credentials
+from .gpus import check_driver, check_gpus, list_gpus, version_of
+from .host import GIB, Check, Checks, Host, Verdict, check, size_text
+from .network import Facts, Probe, check_network, check_ranks
 
 MIN_SHM_BYTES = 1 * GIB  # NCCL and data loaders use /dev/shm; a container's default of 64 MiB ends in a bus error.
 MIN_OPEN_FILES = 4096  # Every rank holds sockets to every other one, and files of prepared data.

@@ -3,8 +3,8 @@
 The terminal view is not imported here: it needs rich, which most readers of events do not.
 """
 
-from embark.events.events import Event, EventLog, Fanout, Sink, read_events
-from embark.events.sharding import plan_text
-from embark.events.sinks.tensorboard import TensorBoardSink
+from .events import Event, EventLog, Fanout, Sink, read_events
+from .sharding import plan_text
+from .sinks.tensorboard import TensorBoardSink
 
 __all__ = ["Event", "EventLog", "Fanout", "Sink", "TensorBoardSink", "plan_text", "read_events"]

@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-from embark.events.events import Event
 from embark.formatting import MISSING, format_count, format_float, to_finite, to_float, to_one_line
 from embark.values import JsonDict, JsonMap, frozen, read_table
+from .events import Event
 
 Kind = Literal["gauge", "counter"]
 Labels = tuple[tuple[str, str], ...]  # Names and values, in the order of the metric's `labels`.

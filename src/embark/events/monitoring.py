@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any, Literal
 
-from embark.events.metrics import METRICS, TRAINING_GROUPS, UNITS, metric
-from embark.events.sinks.prometheus import RUN, prometheus_name
 from embark.values import JsonDict, frozen, read_table
+from .metrics import METRICS, TRAINING_GROUPS, UNITS, metric
+from .sinks.prometheus import RUN, prometheus_name
 
 IDLE_PERCENT = 5
 IDLE_MINUTES = 30  # Longer than a checkpoint, an evaluation and a restart take.

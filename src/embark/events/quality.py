@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from embark.events.drift import LOGITS
-from embark.events.events import Event
-from embark.events.traffic import TRAFFIC_KINDS, TrafficRecord, findings
 from embark.formatting import format_count, format_float, to_finite, to_one_line
 from embark.spec import file_of
 from embark.spec.user_code import is_custom
 from embark.values import JsonMap, frozen
+from .drift import LOGITS
+from .events import Event
+from .traffic import TRAFFIC_KINDS, TrafficRecord, findings
 
 RULES = Path(__file__).with_name("quality.toml")
 LEAK_AUC = 0.995  # Clicks are never predicted that well.

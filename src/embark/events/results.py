@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from embark.errors import MissingPackage
-from embark.events.events import read_events, to_jsonable
 from embark.values import JsonDict
+from .events import read_events, to_jsonable
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from embark.events.events import Event
 from embark.formatting import format_duration, format_usd, pluralize, to_finite
 from embark.values import frozen
+from .events import Event
 
 Reason = Literal["preempted", "interrupted", "died", "error"]
 BUDGET = "budget"  # The signal and the outcome of a run whose budget is spent.

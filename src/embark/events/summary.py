@@ -12,10 +12,6 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from embark.events.events import Event, NewestEvents, resume_command
-from embark.events.metrics import find, metric, task_rows
-from embark.events.plotting import MARK, Chart, Point, Series, draw
-from embark.events.quality import Quality
 from embark.formatting import (
     format_auc,
     format_bytes,
@@ -31,6 +27,10 @@ from embark.formatting import (
     to_one_line,
 )
 from embark.values import JsonMap
+from .events import Event, NewestEvents, resume_command
+from .metrics import find, metric, task_rows
+from .plotting import MARK, Chart, Point, Series, draw
+from .quality import Quality
 
 PACE_S = 30.0  # Seconds whose steps are used to estimate the time left.
 MAX_WIDTH = 100

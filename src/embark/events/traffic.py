@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.events.drift import NUM_SCORE_BINS, Drift, drift
-from embark.events.events import Event
 from embark.formatting import format_si, format_step_time, to_finite, to_one_line
 from embark.values import JsonDict, JsonMap, frozen
+from .drift import NUM_SCORE_BINS, Drift, drift
+from .events import Event
 
 TRAFFIC_KINDS = frozenset({"serve", "traffic", "version_refused", "serve_end"})
 WINDOW_S = 10.0  # Duration of one `traffic` event.

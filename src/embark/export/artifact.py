@@ -48,20 +48,6 @@ from pydantic import (
 
 from embark.data.prepared import Layout
 from embark.errors import DataError, EmbarkError, Fault, UserError
-from embark.export.delta import (
-    DELTA,
-    PARENT,
-    PARENT_ID_MAPS,
-    PARENT_IDENTITY,
-    PARENT_WEIGHTS,
-    TENSOR_FILES,
-    apply_delta,
-    identity_of,
-    tensors_checksum,
-)
-from embark.export.quantize import TableDtype
-from embark.export.reference import REFERENCE, Reference
-from embark.export.safetensors_file import map_file
 from embark.features.arrays import Array
 from embark.features.encoding import IdMap, RowEncoder, by_rising_key, same_lengths_of
 from embark.features.numbers import NumberCode, Numbers, recorded_numbers
@@ -73,6 +59,20 @@ from embark.store import SPEC, Checkpoint, CheckpointStore, FileChecksum, NotFou
 from embark.store.atomic_file import NO_LOCKS, make_directory
 from embark.store.checkpoint_store import COMMIT_FILE
 from embark.values import JsonDict, JsonMap, frozen
+from .delta import (
+    DELTA,
+    PARENT,
+    PARENT_ID_MAPS,
+    PARENT_IDENTITY,
+    PARENT_WEIGHTS,
+    TENSOR_FILES,
+    apply_delta,
+    identity_of,
+    tensors_checksum,
+)
+from .quantize import TableDtype
+from .reference import REFERENCE, Reference
+from .safetensors_file import map_file
 
 FORMAT_VERSION: Literal[1] = 1
 INFO, WEIGHTS, ID_MAPS, ITEMS = "artifact.json", "weights.safetensors", "id_maps.safetensors", "items.safetensors"

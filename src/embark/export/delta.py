@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from embark.errors import DataError
-from embark.export.safetensors_file import TensorSource, file_of, in_memory
 from embark.features.arrays import Array, UInt32s
 from embark.store import Checkpoint, FileChecksum
+from .safetensors_file import TensorSource, file_of, in_memory
 
 DELTA = "delta.safetensors"
 PARENT, PARENT_IDENTITY, TENSOR_FILES = "parent", "parent_identity", "tensor_files"

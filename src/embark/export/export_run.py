@@ -13,19 +13,6 @@ from embark.data.loader import SampleSource
 from embark.data.prepare.later_rows import PreparedWith, next_item_rows
 from embark.data.prepared.manifest import SEQUENCES
 from embark.errors import DataError, UserError
-from embark.export.artifact import (
-    DENSE,
-    ArtifactInfo,
-    ItemIndexInfo,
-    RowFormat,
-    code_digest,
-    open_versions,
-    set_current,
-)
-from embark.export.quantize import TABLE_DTYPES, TableDtype, quantize_rows, row_format
-from embark.export.reference import make_reference
-from embark.export.safetensors_file import TensorSource, in_memory
-from embark.export.write_version import VersionContents, write_version
 from embark.features.arrays import Array, Int32s
 from embark.features.encoding import PLAIN_FEATURES, IdMap, RowEncoder, by_rising_key, plain_row_format
 from embark.features.numbers import NumberCode, Numbers
@@ -36,6 +23,19 @@ from embark.spec import FeaturesSpec, RunSpec, StoredTable, user_code
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import TrainedRun, find_trained
 from embark.values import frozen
+from .artifact import (
+    DENSE,
+    ArtifactInfo,
+    ItemIndexInfo,
+    RowFormat,
+    code_digest,
+    open_versions,
+    set_current,
+)
+from .quantize import TABLE_DTYPES, TableDtype, quantize_rows, row_format
+from .reference import make_reference
+from .safetensors_file import TensorSource, in_memory
+from .write_version import VersionContents, write_version
 
 READ_BYTES = 32 << 20
 _MODEL = "model."

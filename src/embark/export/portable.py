@@ -5,11 +5,11 @@ from typing import Literal
 
 import numpy as np
 
-from embark.export.artifact import ArtifactInfo
-from embark.export.outputs import outputs_of
 from embark.features.arrays import Array
 from embark.features.layout import Rows
 from embark.values import frozen
+from .artifact import ArtifactInfo
+from .outputs import outputs_of
 
 Format = Literal["aoti", "triton", "onnx"]
 DENSE_INPUT, ROWS = "dense", "rows"

@@ -1,7 +1,10 @@
 """`embark rollback`: the versions of an exported model, and which of them is current."""
 
 from embark.errors import DataError, UserError
-from embark.export.artifact import (
+from embark.formatting import to_finite
+from embark.store import Checkpoint, CheckpointStore
+from embark.values import frozen
+from .artifact import (
     CANDIDATE,
     check_sizes,
     current_version,
@@ -10,10 +13,7 @@ from embark.export.artifact import (
     read_gate,
     set_current,
 )
-from embark.export.delta import PARENT, identity_of
-from embark.formatting import to_finite
-from embark.store import Checkpoint, CheckpointStore
-from embark.values import frozen
+from .delta import PARENT, identity_of
 
 
 @frozen

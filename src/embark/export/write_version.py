@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from dataclasses import field
 
 from embark.errors import UserError
-from embark.export.artifact import (
+from embark.store import Checkpoint, CheckpointStore, ChecksumWriter, NotFound, checkpoint_name
+from embark.values import JsonMap, frozen
+from .artifact import (
     CANDIDATE,
     ID_MAPS,
     INFO,
@@ -20,11 +22,9 @@ from embark.export.artifact import (
     open_versions,
     parent_values,
 )
-from embark.export.delta import DELTA, PARENT, TENSOR_FILES, DeltaSize, TooManyChanges, delta_of, identity_of
-from embark.export.reference import REFERENCE, Reference
-from embark.export.safetensors_file import TensorSource, file_of
-from embark.store import Checkpoint, CheckpointStore, ChecksumWriter, NotFound, checkpoint_name
-from embark.values import JsonMap, frozen
+from .delta import DELTA, PARENT, TENSOR_FILES, DeltaSize, TooManyChanges, delta_of, identity_of
+from .reference import REFERENCE, Reference
+from .safetensors_file import TensorSource, file_of
 
 CHECKPOINT, CHECKPOINT_TIME = "checkpoint", "checkpoint_time_s"
 """Keys of a commit record: the identity of the checkpoint that was exported, and when it was saved."""

@@ -10,15 +10,15 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from embark.errors import UserError
-from embark.features.arrays import Array, Floats, Hashes, Int32s, Int64s, Mask
-from embark.features.layout import Feature, Layout, Rows
-from embark.features.numbers import Numbers, numbers_of, with_bounds
-from embark.features.rows import Keys, NumberRows, RawRows
-from embark.features.schema import FIXED_ROWS, LabelColumn, Schema, SparseColumn
-from embark.features.statistics import ValueStatistics, with_statistics
 from embark.spec import CANDIDATE, DataSpec, FeaturesSpec, ModelSpec, PrepareSpec, Table, Task
 from embark.spec.features import bucket_table_name
 from embark.values import frozen
+from .arrays import Array, Floats, Hashes, Int32s, Int64s, Mask
+from .layout import Feature, Layout, Rows
+from .numbers import Numbers, numbers_of, with_bounds
+from .rows import Keys, NumberRows, RawRows
+from .schema import FIXED_ROWS, LabelColumn, Schema, SparseColumn
+from .statistics import ValueStatistics, with_statistics
 
 IdMethod = Literal["hash", "frequency"]
 _MAX_IDS = 1 << 31

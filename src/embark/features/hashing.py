@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.features.arrays import Doubles, Floats, Hashes
+from .arrays import Doubles, Floats, Hashes
 
 # SplitMix64: Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 STEP = 0x9E3779B97F4A7C15

@@ -24,8 +24,8 @@ import pydantic
 from numpy.typing import NDArray
 
 from embark.errors import DataError
-from embark.features.arrays import Array, Bytes, Floats, Int64s, Mask
 from embark.values import JsonDict, frozen
+from .arrays import Array, Bytes, Floats, Int64s, Mask
 
 ALIGNMENT = 64
 REPAIR = "`embark data check` lists what is damaged; copy or prepare the data again"

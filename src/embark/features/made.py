@@ -6,10 +6,10 @@ from functools import reduce
 
 import numpy as np
 
-from embark.features.arrays import Floats, Hashes, Int32s, Int64s, Mask
-from embark.features.hashing import hash_counters, stream_key
-from embark.features.rows import Keys, RawRows
-from embark.features.schema import Schema, SparseColumn
+from .arrays import Floats, Hashes, Int32s, Int64s, Mask
+from .hashing import hash_counters, stream_key
+from .rows import Keys, RawRows
+from .schema import Schema, SparseColumn
 
 _MAX_COMPARED = 64  # Boundaries that a value is compared with one by one.
 _CROSS, _HASH = 0xC2055, 0x4A54

@@ -19,13 +19,13 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 from embark.errors import DataError, UserError
-from embark.features.arrays import Array, Doubles, Floats, Hashes, Int64s
-from embark.features.hashing import hash_counters, stream_key
-from embark.features.schema import Schema
 from embark.spec import FeaturesSpec
 from embark.spec.features import NumberTransform
 from embark.store import commit
 from embark.values import frozen
+from .arrays import Array, Doubles, Floats, Hashes, Int64s
+from .hashing import hash_counters, stream_key
+from .schema import Schema
 
 MAX_SAMPLE_VALUES = 1 << 22
 MAX_SAMPLE_ROWS = 1 << 16

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from embark.features.arrays import Bytes, Floats, Hashes, Int32s, Int64s, Mask, UInt32s, last_of_lists
-from embark.features.layout import Rows
 from embark.values import frozen
+from .arrays import Bytes, Floats, Hashes, Int32s, Int64s, Mask, UInt32s, last_of_lists
+from .layout import Rows
 
 Keys = Hashes | UInt32s  # 32 bits where they always suffice.
 MAX_QUOTED = 20  # Bad rows that are reported one by one.

@@ -7,10 +7,10 @@ from typing import Literal
 
 import tomli_w
 
-from embark.features.values import DecimalSign
 from embark.spec import FeaturesSpec, PrepareSpec, Table, Task, label_columns, main_task
 from embark.spec.features import GUESSED, Statistic, TimePart
 from embark.values import JsonDict, frozen
+from .values import DecimalSign
 
 TIME_ROWS = {"hour": 25, "weekday": 8, "day": 32, "month": 13}
 """Rows of the tables made of times: 0 for a missing one, then the hours from midnight, the days from Monday or from the

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from embark.features.arrays import Array, Doubles, Floats, Int64s, Mask
-from embark.features.made import filled_keys
-from embark.features.rows import Keys, RawRows
-from embark.features.schema import Schema, SparseColumn
 from embark.spec.features import Statistic
 from embark.values import frozen
+from .arrays import Array, Doubles, Floats, Int64s, Mask
+from .made import filled_keys
+from .rows import Keys, RawRows
+from .schema import Schema, SparseColumn
 
 SMOOTHING = 20
 """Rows with the mean label rate that are added to those of a value."""

@@ -12,10 +12,10 @@ from typing import Literal, Protocol
 
 from embark.catalog import load_catalog
 from embark.errors import EmbarkError, UserError
-from embark.kubernetes.names import IDENTITY_ANNOTATIONS
-from embark.kubernetes.objects import K8sObject, Objects, at, condition_of, quantity, rows, texts
-from embark.kubernetes.pods import GPU_RESOURCES, TPU, blocking_taints, pod_specs, requested, trains
 from embark.values import JsonDict, frozen, read_table
+from .names import IDENTITY_ANNOTATIONS
+from .objects import K8sObject, Objects, at, condition_of, quantity, rows, texts
+from .pods import GPU_RESOURCES, TPU, blocking_taints, pod_specs, requested, trains
 
 CONTRACT: JsonDict = read_table(__file__, "contract.toml")
 ITEMS: dict[str, dict[str, str]] = CONTRACT["items"]

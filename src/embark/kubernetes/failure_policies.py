@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-from embark.kubernetes.objects import K8sObject, rows
-from embark.kubernetes.pods import Pod
 from embark.values import frozen
+from .objects import K8sObject, rows
+from .pods import Pod
 
 Action = Literal["done", "replace", "restart all", "succeed", "fail"]
 BACKOFF_LIMIT = 6  # Kubernetes' default.

@@ -8,8 +8,8 @@ from dataclasses import field, replace
 from typing import Any, Literal
 
 from embark.catalog.pricing import GRACES
-from embark.kubernetes.objects import K8sObject, Objects, at, name_of, namespace_of, quantity, rows, texts
 from embark.values import frozen
+from .objects import K8sObject, Objects, at, name_of, namespace_of, quantity, rows, texts
 
 DEFAULT_GRACE_S = int(GRACES["kubernetes"][0])
 NVIDIA_GPU, AMD_GPU, TPU = "nvidia.com/gpu", "amd.com/gpu", "google.com/tpu"

@@ -18,8 +18,6 @@ from typing import Literal, NamedTuple
 
 from embark.errors import Interrupted, UserError
 from embark.formatting import redact, to_one_line
-from embark.launch.http import API_RETRY, NO_RETRY
-from embark.launch.shell import CommandResult, LineStream, Notify, Shell
 from embark.render.job import FOLLOW, SLURM, Job
 from embark.render.serving import SERVE_TARGETS
 from embark.render.settings import grace_s
@@ -28,6 +26,8 @@ from embark.spec import RunSpec
 from embark.store import run_uri
 from embark.store.errors import RetryPolicy
 from embark.values import JsonMap, frozen, read_table
+from .http import API_RETRY, NO_RETRY
+from .shell import CommandResult, LineStream, Notify, Shell
 
 State = Literal["pending", "running", "restarting", "lost", "succeeded", "failed", "gone"]
 """`restarting`: its platform brings it back. `lost`: only `embark launch --supervise` does. `gone`: it is not there."""

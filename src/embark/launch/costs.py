@@ -10,9 +10,6 @@ from embark.errors import EmbarkError
 from embark.events import Event
 from embark.events.spending import Spending, attempts, spending, usd_for
 from embark.formatting import format_duration, format_usd
-from embark.launch.backend import Status, backend_of
-from embark.launch.run_registry import RunRecord, lookup_run, stored_events
-from embark.launch.shell import Notify, Shell
 from embark.plan.closed_form import CachedPlanner
 from embark.plan.plan import predict_with
 from embark.plan.serving import HOURS_PER_MONTH, ServeRequest, offers_for
@@ -25,6 +22,9 @@ from embark.spec import RunSpec, parse_spec
 from embark.store import SPEC, RunDir, find_run
 from embark.store.lease import newest_holder
 from embark.values import frozen
+from .backend import Status, backend_of
+from .run_registry import RunRecord, lookup_run, stored_events
+from .shell import Notify, Shell
 
 ALIVE_S = 300.0  # A run not launched from here whose last event is so recent is taken to be running.
 

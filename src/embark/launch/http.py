@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import format_duration, to_one_line
-from embark.launch.shell import Notify, Shell
 from embark.store.errors import RetriesExhausted, RetryPolicy, call_with_retries
 from embark.values import frozen
+from .shell import Notify, Shell
 
 MAX_BYTES = 256 << 20
 API_RETRY = RetryPolicy(max_retries=1000, first_wait_s=1.0, longest_wait_s=15.0, request_s=20.0, give_up_s=180.0)

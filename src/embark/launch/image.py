@@ -12,14 +12,14 @@ from pathlib import Path
 from embark.catalog import load_catalog
 from embark.errors import Fault, UserError
 from embark.formatting import to_one_line
-from embark.launch.backend import explain
-from embark.launch.shell import CommandResult, LineStream, Notify, Shell
 from embark.lint.rendered import render_folder
 from embark.render.job import make_job
 from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
 from embark.spec import load_spec
 from embark.store import set_in_file
 from embark.values import frozen
+from .backend import explain
+from .shell import CommandResult, LineStream, Notify, Shell
 
 EXAMPLES = {
     "aws": "123456789012.dkr.ecr.REGION.amazonaws.com/embark:1",

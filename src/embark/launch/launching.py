@@ -6,7 +6,12 @@ from dataclasses import asdict, field, replace
 from embark.data import resolve_from_data, resolve_if_readable
 from embark.errors import EmbarkError, Interrupted, UserError
 from embark.formatting import format_usd, to_one_line
-from embark.launch.backend import (
+from embark.render.serving import SERVE_TARGETS
+from embark.render.targets.slurm import Search, search_job
+from embark.spec import RunSpec, to_toml
+from embark.store import BRIEF_RETRY, CheckpointStore, open_store
+from embark.values import frozen
+from .backend import (
     CancelResult,
     LaunchBackend,
     LaunchRequest,
@@ -16,10 +21,10 @@ from embark.launch.backend import (
     backend_for,
     backend_of,
 )
-from embark.launch.backends.local import Local
-from embark.launch.backends.slurm import Slurm
-from embark.launch.costs import LaunchEstimate, estimate_launch, estimate_server
-from embark.launch.run_registry import (
+from .backends.local import Local
+from .backends.slurm import Slurm
+from .costs import LaunchEstimate, estimate_launch, estimate_server
+from .run_registry import (
     RunRecord,
     delete_record,
     launch_lock,
@@ -28,12 +33,7 @@ from embark.launch.run_registry import (
     record_path,
     save_record,
 )
-from embark.launch.shell import Notify, Shell
-from embark.render.serving import SERVE_TARGETS
-from embark.render.targets.slurm import Search, search_job
-from embark.spec import RunSpec, to_toml
-from embark.store import BRIEF_RETRY, CheckpointStore, open_store
-from embark.values import frozen
+from .shell import Notify, Shell
 
 RECOVER_POLL_S = 15.0
 

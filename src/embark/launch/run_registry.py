@@ -16,11 +16,11 @@ from pydantic import TypeAdapter
 from embark.catalog.load import user_data_dir
 from embark.errors import EmbarkError, UserError, nearest
 from embark.events.events import Event, parse_event, split_lines
-from embark.launch.backend import DamagedRecord, Replica, RunEvent, RunHandle, Status, backend_of
-from embark.launch.shell import Notify, Shell
 from embark.spec import RunSpec, parse_spec
 from embark.store import BRIEF_RETRY, EVENTS, ObjectStore, open_store, write_atomic
 from embark.values import JsonDict, frozen
+from .backend import DamagedRecord, Replica, RunEvent, RunHandle, Status, backend_of
+from .shell import Notify, Shell
 
 FORMAT = 2
 BLOCK_BYTES = 8 << 20  # One request each.

@@ -17,11 +17,11 @@ from typing import TypeVar
 
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import format_duration, pluralize, to_one_line
-from embark.launch import supervisor
-from embark.launch.backend import LogLine, LogSource, Replica, Status, explain_exit, time_ns
-from embark.launch.shell import CommandResult, Notify, Shell
 from embark.render.job import EXITS
 from embark.values import frozen
+from . import supervisor
+from .backend import LogLine, LogSource, Replica, Status, explain_exit, time_ns
+from .shell import CommandResult, Notify, Shell
 
 PROGRAM = Path(supervisor.__file__)
 WAIT_S = 15.0

@@ -13,13 +13,13 @@ from typing import Any
 from embark.catalog.load import load_catalog
 from embark.errors import UserError, nearest
 from embark.kubernetes.yaml_nodes import SourceFile, Span
-from embark.lint.edits import Edit
-from embark.lint.manifests import Manifests
-from embark.lint.read import Files, read_files, read_sources
-from embark.lint.rule import Finding, Hit, Rule
-from embark.lint.rules import ALL_RULES, SUBJECTS
 from embark.store import write_atomic
 from embark.values import frozen
+from .edits import Edit
+from .manifests import Manifests
+from .read import Files, read_files, read_sources
+from .rule import Finding, Hit, Rule
+from .rules import ALL_RULES, SUBJECTS
 
 MAX_PASSES = 12
 _IGNORE = re.compile(r"embark-lint: ignore((?:[ ,]+EMB\d+)+)")

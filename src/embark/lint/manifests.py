@@ -10,10 +10,10 @@ from functools import cached_property
 from embark.catalog.machine import Catalog, Machine
 from embark.kubernetes.names import GKE_ACCELERATOR, INSTANCE_TYPE, SPOT_LABELS
 from embark.kubernetes.yaml_nodes import NOTHING, Node, Span
-from embark.lint.pods import Container, Launch, PodTemplate, pods_of
-from embark.lint.read import Document, Files
-from embark.lint.shell import Command
 from embark.values import frozen
+from .pods import Container, Launch, PodTemplate, pods_of
+from .read import Document, Files
+from .shell import Command
 
 INSTANCE_LABELS = (INSTANCE_TYPE, "beta.kubernetes.io/instance-type",
                    "cloud.google.com/machine-type")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from embark.kubernetes.pods import GPU_RESOURCES, is_accelerated, main_container, starts_torchrun, trains
 from embark.kubernetes.yaml_nodes import NOTHING, NOWHERE, Node, SourceFile, Span
-from embark.lint.read import Document
-from embark.lint.shell import Command, Word, make_command, read_shell
 from embark.values import JsonDict, frozen
+from .read import Document
+from .shell import Command, Word, make_command, read_shell
 
 SHELLS = frozenset({"sh", "bash", "dash", "zsh", "ash"})
 _SWITCHES = frozenset({"standalone", "no-python", "run-path", "use-env"})

@@ -12,8 +12,8 @@ from typing import Literal
 
 from embark.errors import UserError
 from embark.kubernetes.yaml_nodes import BadYaml, Node, SourceFile, Span, read_yaml
-from embark.lint.shell import Command, read_shell
 from embark.values import frozen
+from .shell import Command, read_shell
 
 _INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+((?:(?:.*\\[^\S\n]*|^[^\S\n]*#.*)\n)*.*\n?)", re.MULTILINE)
 """An instruction with its continued lines, and the comments between them."""

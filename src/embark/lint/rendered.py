@@ -7,14 +7,14 @@ from pathlib import Path
 
 from embark.catalog import load_catalog
 from embark.errors import UserError
-from embark.lint.check import lint_texts
-from embark.lint.read import kind_of
-from embark.lint.rule import Finding
 from embark.render.folder import File, Files, FolderReport, update_folder
 from embark.render.folder_spec import folder_spec
 from embark.render.job import make_job
 from embark.render.render import render
 from embark.spec import RunSpec
+from .check import lint_texts
+from .read import kind_of
+from .rule import Finding
 
 
 def render_spec(spec: RunSpec) -> Files:

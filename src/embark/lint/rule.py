@@ -7,8 +7,8 @@ from dataclasses import field
 from typing import Literal, Protocol
 
 from embark.kubernetes.yaml_nodes import Span
-from embark.lint.edits import Edit
 from embark.values import frozen
+from .edits import Edit
 
 Level = Literal["error", "warning"]
 

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 from embark.errors import UserError
-from embark.model.work import TRACED
 from embark.spec import RunSpec, TrainSpec
 from embark.spec.model import FIELD_KINDS
 from embark.spec.sequence import SEQUENCE_KINDS
+from .work import TRACED
 
 MAX_PADDED_LENGTH = 512  # `auto` pads no longer histories of SASRec: most are far from the longest.
 

@@ -13,11 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from embark.errors import Mistake, SpecError, UserError
-from embark.model.engine_selection import regularization_of
-from embark.model.placement import Placement, Shard, table_value_bytes
-from embark.model.steps import samples_per_rank
 from embark.spec import RunSpec, Table
 from embark.values import JsonDict, frozen
+from .engine_selection import regularization_of
+from .placement import Placement, Shard, table_value_bytes
+from .steps import samples_per_rank
 
 MAX_ROWS = 2**31 - 2**24
 """The most rows of a group on all devices together: rows are numbered in 32 bits, and some numbers mean none."""

@@ -5,11 +5,11 @@ import math
 from collections.abc import Iterator
 from dataclasses import field
 
-from embark.model.placement import Cluster, Memory, optimizer_of, table_value_bytes, wire_bytes
 from embark.spec import ModelSpec, RunSpec, StoredTable
 from embark.spec.section import remembered
 from embark.spec.sequence import EMBEDDING_SHARDINGS
 from embark.values import frozen
+from .placement import Cluster, Memory, optimizer_of, table_value_bytes, wire_bytes
 
 SHARDINGS = ("table_wise", "row_wise", "column_wise", "table_row_wise", "table_column_wise", "grid_shard")
 """Shardings in the order of preference: of equals the first is taken. grid_shard: rows over the ranks of a host,

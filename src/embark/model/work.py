@@ -5,11 +5,11 @@ from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 
-from embark.model.placement import Placement, Shard, state_bytes, table_value_bytes, tables_by_name
 from embark.spec import ModelSpec, RunSpec, StoredTable, is_item_table
 from embark.spec.model import FIELD_KINDS
 from embark.spec.sequence import SEQUENCE_KINDS
 from embark.values import frozen
+from .placement import Placement, Shard, state_bytes, table_value_bytes, tables_by_name
 
 MAX_SORTED_AT_ONCE = 4096  # Keys: torch sorts rows of a matrix up to this length in one launch, longer ones in turn.
 PADDING = 8  # The captured step rounds widths up to this: tensor cores want rows of 16 bytes.

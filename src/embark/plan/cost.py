@@ -8,11 +8,11 @@ from embark.catalog import Catalog, Machine, Price
 from embark.catalog.pricing import POD_GRACE_S, PURCHASE_NAMES, Purchase, hourly_usd
 from embark.model.placement import DENSE_STATES, all_table_bytes, shard_bytes
 from embark.model.work import dense_work_of
-from embark.plan.prediction import ASSUMPTIONS, Prediction
-from embark.plan.workload import Workload
 from embark.spec import RunSpec
 from embark.store.checkpoint_interval import steps_between_saves
 from embark.values import frozen
+from .prediction import ASSUMPTIONS, Prediction
+from .workload import Workload
 
 COST = ASSUMPTIONS["cost"]
 

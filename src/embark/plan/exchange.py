@@ -3,9 +3,9 @@
 from embark.catalog import load_catalog
 from embark.model.placement import Cluster, Placement, data_parallel_values, tables_by_name, wire_bytes
 from embark.model.work import DenseWork, Layers, values_per_sample
-from embark.plan.prediction import ASSUMPTIONS
 from embark.spec import RunSpec
 from embark.values import frozen
+from .prediction import ASSUMPTIONS
 
 STEP = ASSUMPTIONS["step"]
 

@@ -5,9 +5,11 @@ from dataclasses import astuple, replace
 
 from embark.model.placement import Placement, Shard
 from embark.model.work import dense_work_of
-from embark.plan.calibration import CPU, Calibration, CpuFit, EngineFit, MemoryFit, host_pace
-from embark.plan.memory import counted_bytes, pipeline_bytes
-from embark.plan.step_time import (
+from embark.spec import RunSpec
+from embark.values import frozen
+from .calibration import CPU, Calibration, CpuFit, EngineFit, MemoryFit, host_pace
+from .memory import counted_bytes, pipeline_bytes
+from .step_time import (
     FEATURES,
     LAUNCHES,
     NUM_OF_HOST,
@@ -18,8 +20,6 @@ from embark.plan.step_time import (
     sample_bytes,
     side_by_side_s,
 )
-from embark.spec import RunSpec
-from embark.values import frozen
 
 PRIOR_ERROR = 0.05
 NUM_GUESSES = 12

@@ -10,12 +10,12 @@ from embark.events.results import Tabular
 from embark.formatting import format_duration, pluralize
 from embark.model.engine_selection import choose_precision, cpu_has_matrix_bf16, gpu_has_matrix_bf16
 from embark.model.placement import Cluster
-from embark.plan.calibration import Calibration, calibration_here, calibration_path, cpu_calibration, load_calibrations
-from embark.plan.predict import match_gpu, predict_cluster
-from embark.plan.prediction import GIB, MemoryUse, StepTime
-from embark.plan.workload import Workload, dense_notes, resolve_data, trace_dense, workload_of
 from embark.spec import RunSpec
 from embark.values import JsonDict, frozen
+from .calibration import Calibration, calibration_here, calibration_path, cpu_calibration, load_calibrations
+from .predict import match_gpu, predict_cluster
+from .prediction import GIB, MemoryUse, StepTime
+from .workload import Workload, dense_notes, resolve_data, trace_dense, workload_of
 
 UNKNOWN_GPU = "H200"  # Whose memory beside the tables an unknown GPU is taken to need.
 

@@ -16,12 +16,12 @@ from embark.model.placement import (
 from embark.model.sharding import CACHED_SHARE
 from embark.model.steps import EVAL_SAMPLES, num_together
 from embark.model.work import Layers, dense_work_of, layers_of, lookups_of, padded
-from embark.plan.autograd import passes_of
-from embark.plan.calibration import Calibration, MemoryFit
-from embark.plan.prediction import ASSUMPTIONS
 from embark.spec import RunSpec
 from embark.spec.model import id_map_bytes
 from embark.values import frozen
+from .autograd import passes_of
+from .calibration import Calibration, MemoryFit
+from .prediction import ASSUMPTIONS
 
 MEMORY = ASSUMPTIONS["memory"]
 UPDATE_TILE = 32

@@ -13,11 +13,13 @@ from embark.errors import UserError, nearest
 from embark.events.results import Tabular
 from embark.formatting import format_duration, format_usd
 from embark.model.placement import Planner
-from embark.plan.closed_form import CachedPlanner
-from embark.plan.cost import Bill
-from embark.plan.predict import predict
-from embark.plan.storage import StorageOffer
-from embark.plan.survey import (
+from embark.spec import RunSpec
+from embark.values import JsonDict, frozen
+from .closed_form import CachedPlanner
+from .cost import Bill
+from .predict import predict
+from .storage import StorageOffer
+from .survey import (
     MAX_NODES,
     Bounds,
     Estimate,
@@ -29,10 +31,8 @@ from embark.plan.survey import (
     rank,
     survey_catalog,
 )
-from embark.plan.verdict import Verdict, survey_sentence, verdict
-from embark.plan.workload import Workload, resolve_data, trace_dense, workload_of
-from embark.spec import RunSpec
-from embark.values import JsonDict, frozen
+from .verdict import Verdict, survey_sentence, verdict
+from .workload import Workload, resolve_data, trace_dense, workload_of
 
 CAPACITY_NOTES = {
     "reserved": "the reservation is paid whether the run uses it or not; the dollars are what its machines cost on "

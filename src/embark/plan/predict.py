@@ -7,16 +7,16 @@ from embark.catalog import Catalog, Gpu, load_catalog
 from embark.errors import UserError
 from embark.model.engine_selection import choose_precision, cuda_graph_obstacle, select_engine
 from embark.model.placement import Cluster, Placement, Planner, TooLarge, all_table_bytes
-from embark.plan.calibration import Calibration, MemoryFit, calibration_for, calibration_here, cpu_calibration
-from embark.plan.closed_form import closed_form
-from embark.plan.memory import MEMORY, device_parts, host_parts, with_own_input
-from embark.plan.prediction import GIB, MemoryUse, Prediction, Setup, StepTime, refused
-from embark.plan.step_time import step_time
-from embark.plan.tpu import predict_on_tpu
-from embark.plan.workload import dense_notes
 from embark.spec import RunSpec, batch_mistakes
 from embark.spec.section import remembered
 from embark.values import JsonDict
+from .calibration import Calibration, MemoryFit, calibration_for, calibration_here, cpu_calibration
+from .closed_form import closed_form
+from .memory import MEMORY, device_parts, host_parts, with_own_input
+from .prediction import GIB, MemoryUse, Prediction, Setup, StepTime, refused
+from .step_time import step_time
+from .tpu import predict_on_tpu
+from .workload import dense_notes
 
 
 def predict(setup: Setup, *, planner: Planner | None = None, calibration: Calibration | None = None) -> Prediction:

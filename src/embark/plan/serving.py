@@ -24,10 +24,10 @@ from embark.export.quantize import TABLE_DTYPES, TableDtype, row_format
 from embark.export.write_version import MAX_SHARE
 from embark.formatting import format_usd, pluralize
 from embark.model.work import dense_work_of
-from embark.plan.prediction import GIB
-from embark.plan.workload import resolve_data, trace_dense
 from embark.spec import RunSpec
 from embark.values import JsonDict, frozen
+from .prediction import GIB
+from .workload import resolve_data, trace_dense
 
 VCPUS = 2  # A replica has one for each of its processes.
 MAX_UTILIZATION = 0.75  # Share of its core. Beyond it, a little more traffic than expected multiplies the waiting.

@@ -5,12 +5,12 @@ from dataclasses import astuple, fields
 
 from embark.model.placement import DENSE_STATES, Cluster, Placement, value_bytes
 from embark.model.work import MAX_SORTED_AT_ONCE, DenseWork, Layers, Lookups, dense_work_of, lookups_of
-from embark.plan.autograd import passes_of
-from embark.plan.calibration import Calibration, CpuFit, EngineFit, Rates
-from embark.plan.exchange import ENGINES, STEP, Exchange, all_reduce_s, all_to_all_s, num_dynamic_ids
-from embark.plan.memory import counted_engine
-from embark.plan.prediction import StepTime
 from embark.spec import ModelSpec, RunSpec, Table
+from .autograd import passes_of
+from .calibration import Calibration, CpuFit, EngineFit, Rates
+from .exchange import ENGINES, STEP, Exchange, all_reduce_s, all_to_all_s, num_dynamic_ids
+from .memory import counted_engine
+from .prediction import StepTime
 
 NUM_OF_HOST = 4
 FEATURES = tuple(field.name for field in fields(EngineFit))[NUM_OF_HOST:]  # Fields about the device.

@@ -6,11 +6,11 @@ from typing import Literal
 
 from embark.catalog import Catalog, Machine, Volume
 from embark.formatting import format_bytes
-from embark.plan.cost import COST, Failures, Saves
-from embark.plan.prediction import Prediction, Setup
-from embark.plan.workload import Workload
 from embark.store.checkpoint_interval import MAX_LOST_S
 from embark.values import frozen
+from .cost import COST, Failures, Saves
+from .prediction import Prediction, Setup
+from .workload import Workload
 
 GIB, TIB = 1024**3, 1024**4
 GIB_PER_TIB = 1024

@@ -7,10 +7,12 @@ from typing import Literal
 from embark.catalog import Catalog, Machine, MachineFilter, Price, lowest_price, price_in, search_machines
 from embark.catalog.pricing import PURCHASES, Purchase
 from embark.model.placement import all_table_bytes
-from embark.plan.cost import Bill, add_storage, bills, failures_of
-from embark.plan.predict import fits_without_tables
-from embark.plan.prediction import Prediction, Setup
-from embark.plan.storage import (
+from embark.spec import RunSpec, divides
+from embark.values import frozen
+from .cost import Bill, add_storage, bills, failures_of
+from .predict import fits_without_tables
+from .prediction import Prediction, Setup
+from .storage import (
     StorageNeed,
     StorageOffer,
     best_offer,
@@ -20,9 +22,7 @@ from embark.plan.storage import (
     volume_offer,
     wait_for_volume,
 )
-from embark.plan.workload import Workload
-from embark.spec import RunSpec, divides
-from embark.values import frozen
+from .workload import Workload
 
 Predict = Callable[[Setup], Prediction]
 Order = Literal["dollars", "hours"]

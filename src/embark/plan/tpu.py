@@ -24,11 +24,11 @@ from embark.model.placement import (
     wire_bytes,
 )
 from embark.model.work import Layers, layers_of
-from embark.plan.exchange import STEP
-from embark.plan.prediction import ASSUMPTIONS, GIB, MemoryUse, Prediction, Setup, StepTime, refused
-from embark.plan.step_time import activation_bytes, sample_bytes
 from embark.spec import RunSpec
 from embark.values import frozen
+from .exchange import STEP
+from .prediction import ASSUMPTIONS, GIB, MemoryUse, Prediction, Setup, StepTime, refused
+from .step_time import activation_bytes, sample_bytes
 
 ENGINE, ENGINE_WHY = "jax", "the complete step as one XLA program"
 LINE = LINE_WIDTHS["tpu"]

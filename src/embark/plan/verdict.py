@@ -8,9 +8,11 @@ from embark.catalog import Machine
 from embark.catalog.pricing import PURCHASE_NAMES, Purchase
 from embark.formatting import format_duration, format_usd, pluralize
 from embark.model.placement import all_table_bytes
-from embark.plan.cost import Bill
-from embark.plan.prediction import GIB
-from embark.plan.survey import (
+from embark.spec import RunSpec, divides
+from embark.values import frozen
+from .cost import Bill
+from .prediction import GIB
+from .survey import (
     MAX_NODES,
     Estimate,
     Estimator,
@@ -21,8 +23,6 @@ from embark.plan.survey import (
     rank,
     survey_catalog,
 )
-from embark.spec import RunSpec, divides
-from embark.values import frozen
 
 MOST_RANKS = 1024  # Larger clusters of the same machine are tried up to this number of ranks.
 

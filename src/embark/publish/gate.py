@@ -14,7 +14,9 @@ import numpy as np
 from embark.events.drift import Drift, drift
 from embark.features.arrays import Doubles, Int64s, Mask
 from embark.formatting import format_count, to_finite
-from embark.publish.statistics import (
+from embark.spec import PublishSpec
+from embark.values import JsonDict, JsonMap, frozen
+from .statistics import (
     AucParts,
     Estimate,
     LabelCount,
@@ -24,8 +26,6 @@ from embark.publish.statistics import (
     loss_increase,
     miscalibration,
 )
-from embark.spec import PublishSpec
-from embark.values import JsonDict, JsonMap, frozen
 
 ALL_ROWS = "all rows"
 _NUM_SCORE_BINS = 10

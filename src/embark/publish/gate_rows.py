@@ -15,11 +15,11 @@ from embark.export.artifact import Artifact
 from embark.export.reference import Reference, encoded_rows
 from embark.features.arrays import Doubles, Int64s
 from embark.features.encoding import RowEncoder
-from embark.publish.gate import ColumnDrift, EarlierGate, GateSlice, ScoredRows
 from embark.run.feature_metrics import feature_names, slices_of
 from embark.spec import PublishSpec, main_task
 from embark.store.checkpoint_inspect import TrainedRun
 from embark.values import frozen
+from .gate import ColumnDrift, EarlierGate, GateSlice, ScoredRows
 
 _CHUNK_ROWS = 8_192
 _NEWS = 4  # Bins of two popular ids that others replace: that happens, and a fault moves most bins.

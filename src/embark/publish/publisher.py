@@ -32,13 +32,13 @@ from embark.export.delta import PARENT, identity_of
 from embark.export.export_run import export_uri, read_contents
 from embark.export.write_version import CHECKPOINT, CHECKPOINT_TIME, WRITTEN_OVER, write_version
 from embark.formatting import to_finite
-from embark.publish.gate import GateVerdict, earlier_gate, judge, to_record
-from embark.publish.gate_rows import GateRows, open_gate_rows
 from embark.spec import PublishSpec, file_of
 from embark.store import Checkpoint, CheckpointStore
 from embark.store.checkpoint_inspect import TrainedRun, find_trained
 from embark.trainers import build_index
 from embark.values import JsonDict, JsonMap, frozen
+from .gate import GateVerdict, earlier_gate, judge, to_record
+from .gate_rows import GateRows, open_gate_rows
 
 POLL_S = 1.0
 

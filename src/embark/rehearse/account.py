@@ -38,7 +38,7 @@ class AccountRehearsal:
 def rehearse_account(spec: str, settings: Sequence[str], on_step: Callable[[StepResult], None]) -> AccountRehearsal:
     """Render a spec and run its scripts in a simulated account; the first step that fails ends the rehearsal."""
     try:
-        from embark.rehearse.account_scripts import rehearse_scripts
+        from .account_scripts import rehearse_scripts
     except ModuleNotFoundError as error:
         raise MissingPackage(f"embark rehearse --account needs {error.name}, which is not installed",
                              fix="pip install 'embark-rec[account]'") from error

@@ -13,7 +13,6 @@ from cloudsim.session import NEVER_ENDED, AccountSession
 from embark.catalog import load_catalog
 from embark.errors import UserError
 from embark.lint.rendered import render_folder
-from embark.rehearse.account import AccountRehearsal, StepResult
 from embark.render.folder import RECORD, read_record
 from embark.render.job import FOLLOW, POD_TARGETS, Job, make_job
 from embark.render.monitoring import MONITOR_RESOURCES
@@ -22,6 +21,7 @@ from embark.render.shell_text import Shell, render_template
 from embark.render.targets.kubernetes import PLACEHOLDER_REGISTRY
 from embark.spec import load_spec
 from embark.values import JsonDict, frozen, read_table
+from .account import AccountRehearsal, StepResult
 
 PLAIN = {"vm": "./vm.sh", "tpu-vm": "./tpu_vm.sh"}  # The scripts of targets without a cluster.
 SERVES = ("serve", FOLLOW)

@@ -15,10 +15,10 @@ from embark.kubernetes.failure_policies import Decision, FailurePolicy, PodEnd
 from embark.kubernetes.pods import Pod
 from embark.launch.backend import split_rank
 from embark.launch.shell import CommandResult, LineMultiplexer, LineStream
-from embark.rehearse.processes import Processes, Start
-from embark.rehearse.workload import Workload
 from embark.store import EVENTS
 from embark.values import JsonMap, frozen
+from .processes import Processes, Start
+from .workload import Workload
 
 
 @frozen

@@ -38,7 +38,7 @@ def load_manifests(spec: str, sets: Sequence[str], num_nodes: int | None) -> dic
         raise UserError(f'place.target = "{job.spec.place.target}" has no pods to rehearse',
                         fix=f"set it to {', '.join(TARGETS)}")
     if job.target == "slurm":
-        from embark.rehearse.batch_job import batch_job
+        from .batch_job import batch_job
 
         return {"slurm_job.json": batch_job(job)}
     return {file.path: file.text for file in own_files(job) if file.path.endswith(MANIFEST_SUFFIXES)}

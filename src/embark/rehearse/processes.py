@@ -19,9 +19,9 @@ import psutil
 from embark.errors import UserError
 from embark.kubernetes.pods import POD_IP, Mount, Names, Pod
 from embark.launch.shell import LineStream
-from embark.rehearse.downscale import Change
 from embark.render.command import SPEC_VARIABLE
 from embark.values import frozen
+from .downscale import Change
 
 
 @frozen

@@ -13,11 +13,11 @@ from embark.errors import Interrupted
 from embark.kubernetes.failure_policies import PodEnd
 from embark.kubernetes.pods import Names
 from embark.lint.rule import Finding
-from embark.rehearse.controller import Observer, Progress
-from embark.rehearse.downscale import Change
-from embark.rehearse.processes import Processes
-from embark.rehearse.verdict import Verdict
 from embark.values import frozen
+from .controller import Observer, Progress
+from .downscale import Change
+from .processes import Processes
+from .verdict import Verdict
 
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

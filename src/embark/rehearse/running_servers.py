@@ -12,12 +12,12 @@ from tempfile import mkdtemp
 from embark.formatting import to_one_line
 from embark.kubernetes.objects import Objects, at
 from embark.kubernetes.pods import Pod, PodIdentity, main_container, make_pod
-from embark.rehearse.controller import Observer
-from embark.rehearse.processes import LOOPBACK, Processes, free_port
-from embark.rehearse.server import Kubelet, RunningPod, pod_here
 from embark.render.serving import versions_gib
 from embark.render.targets.endpoints import ARTIFACT, READY
 from embark.values import frozen
+from .controller import Observer
+from .processes import LOOPBACK, Processes, free_port
+from .server import Kubelet, RunningPod, pod_here
 
 READY_S = 300.0  # Of this machine's clock; the account's stands still meanwhile.
 

@@ -31,13 +31,13 @@ from embark.kubernetes.pods import (
 )
 from embark.launch.shell import LineMultiplexer, LineStream
 from embark.lint.check import lint_texts
-from embark.rehearse.controller import RESTART_S, Observer
-from embark.rehearse.downscale import Change
-from embark.rehearse.manifest import selects
-from embark.rehearse.processes import CHANGES, LOOPBACK, Processes, Start, free_port
-from embark.rehearse.rehearsal import Prepared, RehearsalReport
-from embark.rehearse.verdict import Check, Verdict
 from embark.values import frozen
+from .controller import RESTART_S, Observer
+from .downscale import Change
+from .manifest import selects
+from .processes import CHANGES, LOOPBACK, Processes, Start, free_port
+from .rehearsal import Prepared, RehearsalReport
+from .verdict import Check, Verdict
 
 NUM_CLIENTS = 4
 RETRY_S = 1.0

@@ -27,16 +27,16 @@ from embark.kubernetes.pods import (
     read_services,
 )
 from embark.lint.check import lint_texts
-from embark.rehearse.controller import Observer
-from embark.rehearse.downscale import BUCKETS, Change, downscale_pods, downscale_spec, spec_changes
-from embark.rehearse.processes import CHANGES, NATS_SERVER, Processes, Start, find_nats_server
-from embark.rehearse.rehearsal import Prepared, RehearsalReport
-from embark.rehearse.server import NUM_CLIENTS, Kubelet, RunningPod, ServerRehearsal, prepare_server, report_of
-from embark.rehearse.verdict import Check, Verdict
 from embark.render.serving import broker_url, published_uri
 from embark.spec import RunSpec, label_columns, parse_spec, to_toml
 from embark.store import EVENTS
 from embark.values import JsonDict, frozen
+from .controller import Observer
+from .downscale import BUCKETS, Change, downscale_pods, downscale_spec, spec_changes
+from .processes import CHANGES, NATS_SERVER, Processes, Start, find_nats_server
+from .rehearsal import Prepared, RehearsalReport
+from .server import NUM_CLIENTS, Kubelet, RunningPod, ServerRehearsal, prepare_server, report_of
+from .verdict import Check, Verdict
 
 ROWS_PER_S = 400.0
 ROWS_AT_ONCE = 100

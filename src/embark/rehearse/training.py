@@ -10,14 +10,14 @@ from embark.formatting import pluralize
 from embark.kubernetes.failure_policies import FailurePolicy
 from embark.kubernetes.objects import Objects
 from embark.lint.check import lint_texts
-from embark.rehearse.controller import RESTART_S, Controller, EventReader, Fault, FaultKind, Observer, read_faults
-from embark.rehearse.downscale import MAX_ROWS, SAMPLE, Change, RehearsedRun, downscale, downscale_pods
-from embark.rehearse.manifest import find_training_job
-from embark.rehearse.processes import CHANGES, Processes, Start
-from embark.rehearse.rehearsal import Prepared, RehearsalReport
-from embark.rehearse.verdict import Case, judge_outcome, refused
-from embark.rehearse.workload import INSTALL_RAY, NO_RAY, Workload, make_workload
 from embark.values import frozen
+from .controller import RESTART_S, Controller, EventReader, Fault, FaultKind, Observer, read_faults
+from .downscale import MAX_ROWS, SAMPLE, Change, RehearsedRun, downscale, downscale_pods
+from .manifest import find_training_job
+from .processes import CHANGES, Processes, Start
+from .rehearsal import Prepared, RehearsalReport
+from .verdict import Case, judge_outcome, refused
+from .workload import INSTALL_RAY, NO_RAY, Workload, make_workload
 
 
 @frozen

@@ -7,10 +7,10 @@ from embark.errors import ExitCode
 from embark.formatting import format_duration, format_float, join_words, pluralize
 from embark.kubernetes.pods import Pod
 from embark.lint.rule import Finding
-from embark.rehearse.controller import Outcome
-from embark.rehearse.downscale import RehearsedRun, launch_of
-from embark.rehearse.workload import Cause, Workload
 from embark.values import frozen
+from .controller import Outcome
+from .downscale import RehearsedRun, launch_of
+from .workload import Cause, Workload
 
 _NEVER_MEET = ("undefined-variable", "nnodes-differs")
 _NO_SUCH_NAME = ("not-indexed", "endpoint-not-a-pod-name", "service-not-given", "service-not-headless",

@@ -3,8 +3,8 @@
 import base64
 import shlex
 
-from embark.render.job import MAX_RESTARTS, PORT, Job
-from embark.render.settings import fabric_needs
+from .job import MAX_RESTARTS, PORT, Job
+from .settings import fabric_needs
 
 SPEC_PATH = "/etc/embark/spec.toml"
 SPEC_VARIABLE = "EMBARK_SPEC_BASE64"

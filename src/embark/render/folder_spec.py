@@ -7,12 +7,12 @@ from pathlib import Path
 
 from embark.errors import UserError
 from embark.kubernetes.names import dns_label
-from embark.render.folder import SPEC, File, FolderSpec, Record, checksum, read_record
-from embark.render.yaml_text import comment
 from embark.spec import RunSpec, flatten, load_spec, set_in_text, to_toml
 from embark.spec.load import parse_settings
 from embark.spec.paths import paths_from
 from embark.spec.toml import inline
+from .folder import SPEC, File, FolderSpec, Record, checksum, read_record
+from .yaml_text import comment
 
 MAX_SHOWN = 5  # Fields of which a message says how two specs differ.
 MAX_LENGTH = 80

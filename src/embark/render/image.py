@@ -6,14 +6,14 @@ It builds on any base with Python 3.11 or newer and pip: on PyTorch's own, whose
 
 import shlex
 
-from embark.render.folder import File, Files
-from embark.render.job import FOLLOW, Job
-from embark.render.serving import ENDPOINTS, SERVE_TARGETS
-from embark.render.shell_text import render_template
-from embark.render.targets.tpu_vm import packages as tpu_packages
-from embark.render.wheel import FOLDER as WHEEL_FOLDER
-from embark.render.wheel import wheel_requirement
 from embark.spec import file_of
+from .folder import File, Files
+from .job import FOLLOW, Job
+from .serving import ENDPOINTS, SERVE_TARGETS
+from .shell_text import render_template
+from .targets.tpu_vm import packages as tpu_packages
+from .wheel import FOLDER as WHEEL_FOLDER
+from .wheel import wheel_requirement
 
 RAY_VERSION = "2.60.0"
 CUDA_BASE = "pytorch/pytorch:2.13.0-cuda13.0-cudnn9-runtime"

@@ -19,7 +19,10 @@ from embark.catalog.regions import default_zone, place_mistakes
 from embark.errors import ExitCode, Mistake, Mistakes, SpecError, UserError, conflict
 from embark.kubernetes.names import INSTANCE, dns_label, object_label
 from embark.plan.storage import StorageOffer
-from embark.render.serving import (
+from embark.spec import PlaceSpec, RunSpec, batch_mistakes, to_toml
+from embark.spec.place import PodTarget
+from embark.values import frozen
+from .serving import (
     SERVE_TARGETS,
     artifact_of,
     endpoint_mistakes,
@@ -30,9 +33,6 @@ from embark.render.serving import (
     with_broker,
     with_cloud,
 )
-from embark.spec import PlaceSpec, RunSpec, batch_mistakes, to_toml
-from embark.spec.place import PodTarget
-from embark.values import frozen
 
 CLUSTER = "embark"  # One cluster for all runs: a run adds a node pool to it if it needs another machine.
 SCHEMES = {"aws": "s3", "azure": "az", "gcp": "gs"}

@@ -7,10 +7,10 @@ from embark.catalog import Quota, load_catalog
 from embark.events.metrics import METRICS, TRAINING_GROUPS
 from embark.events.monitoring import IDLE_MINUTES, IDLE_PERCENT, alert_rules, alerts, dashboard_text
 from embark.kubernetes.names import COMPLETION_INDEX, REPLICA_INDEX
-from embark.render.folder import File, Files
-from embark.render.job import POD_TARGETS, Job
-from embark.render.shell_text import Words, job_text, script_file, variable
 from embark.values import frozen
+from .folder import File, Files
+from .job import POD_TARGETS, Job
+from .shell_text import Words, job_text, script_file, variable
 
 OBJECTS = "run_metrics.yaml"
 DASHBOARD = "grafana_dashboard.json"

@@ -8,11 +8,11 @@ from typing import Any
 from embark.catalog import load_catalog
 from embark.kubernetes.names import CONFIG_CHECKSUM, GKE_ACCELERATOR, INSTANCE_TYPE, SPOT_LABELS, SPOT_TAINTS
 from embark.kubernetes.pods import NVIDIA_GPU, TPU
-from embark.render.command import SPEC_PATH
-from embark.render.job import PORT, SCRATCH, Job, Setting
-from embark.render.settings import TOPOLOGY_PATH, fabric_needs, grace_reason, grace_s, settings_of, topology_xml
-from embark.render.yaml_text import note
 from embark.values import JsonDict
+from .command import SPEC_PATH
+from .job import PORT, SCRATCH, Job, Setting
+from .settings import TOPOLOGY_PATH, fabric_needs, grace_reason, grace_s, settings_of, topology_xml
+from .yaml_text import note
 
 CONTAINER = "trainer"
 GIVEN = "embark-lint: ignore EMB505, EMB508: the nodes of the cluster that exists offer it"

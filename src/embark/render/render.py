@@ -2,22 +2,22 @@
 
 from collections.abc import Callable
 
-from embark.render.clouds import aws, azure, gcp
-from embark.render.folder import File, Files
-from embark.render.image import render_image, render_tpu_image
-from embark.render.job import FOLLOW, POD_TARGETS, SLURM, Job
-from embark.render.monitoring import render_budget, render_monitoring
-from embark.render.serving import SERVE_TARGETS
-from embark.render.targets import endpoints, kubernetes
-from embark.render.targets.follow import render_follow
-from embark.render.targets.serve import render_serve
-from embark.render.targets.slurm import render_slurm
-from embark.render.targets.torchx import render_torchx
-from embark.render.targets.tpu_vm import render_tpu_vm
-from embark.render.targets.vertex import render_vertex
-from embark.render.volumes import render_volumes
-from embark.render.wheel import wheel_file
 from embark.spec import file_of
+from .clouds import aws, azure, gcp
+from .folder import File, Files
+from .image import render_image, render_tpu_image
+from .job import FOLLOW, POD_TARGETS, SLURM, Job
+from .monitoring import render_budget, render_monitoring
+from .serving import SERVE_TARGETS
+from .targets import endpoints, kubernetes
+from .targets.follow import render_follow
+from .targets.serve import render_serve
+from .targets.slurm import render_slurm
+from .targets.torchx import render_torchx
+from .targets.tpu_vm import render_tpu_vm
+from .targets.vertex import render_vertex
+from .volumes import render_volumes
+from .wheel import wheel_file
 
 Render = Callable[[Job], Files]
 QUEUED = ("job", "jobset", "trainjob", "pytorchjob", "ray")  # Targets that Kueue can hold back.

@@ -8,9 +8,9 @@ from dataclasses import fields
 from functools import cache
 
 from embark.catalog.pricing import POD_GRACE_S
-from embark.render.job import Job, Setting
-from embark.render.shell_text import render_template
 from embark.values import JsonDict, JsonMap, frozen, read_table
+from .job import Job, Setting
+from .shell_text import render_template
 
 MAX_THREADS = 16
 TOPOLOGY_PATH = "/etc/embark/topology.xml"

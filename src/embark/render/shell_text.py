@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 from embark.catalog import load_catalog
 from embark.errors import ExitCode
-from embark.render.folder import File
-from embark.render.job import SCHEMES, SCRATCH, USER_ID, Job
-from embark.render.yaml_text import header, nest, plain, yaml_part
 from embark.values import JsonMap, frozen, read_table
+from .folder import File
+from .job import SCHEMES, SCRATCH, USER_ID, Job
+from .yaml_text import header, nest, plain, yaml_part
 
 if TYPE_CHECKING:
     import jinja2

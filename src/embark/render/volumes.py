@@ -3,12 +3,12 @@
 import posixpath
 
 from embark.catalog import Volume
-from embark.render.folder import File, Files
-from embark.render.job import Job
-from embark.render.pod import env_rows, identity_label, storage_settings
-from embark.render.shell_text import job_text, script_file
-from embark.render.yaml_text import header, plain
 from embark.values import JsonDict
+from .folder import File, Files
+from .job import Job
+from .pod import env_rows, identity_label, storage_settings
+from .shell_text import job_text, script_file
+from .yaml_text import header, plain
 
 GIB_PER_TIB = 1024
 HOURS_PER_MONTH = 730

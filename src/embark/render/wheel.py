@@ -17,10 +17,10 @@ from pathlib import Path
 
 import embark
 from embark.errors import Mistake, SpecError, UserError
-from embark.render.folder import File
-from embark.render.job import SCHEMES, Job
-from embark.render.shell_text import Shell, Words, command, job_text, job_words
 from embark.values import JsonDict
+from .folder import File
+from .job import SCHEMES, Job
+from .shell_text import Shell, Words, command, job_text, job_words
 
 DISTRIBUTION = "embark-rec"
 FOLDER = "dist"

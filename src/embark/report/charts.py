@@ -25,12 +25,12 @@ from embark.formatting import (
     format_usd,
     pluralize,
 )
-from embark.report.context import RunContext
-from embark.report.document import Bar, Bars, BarSegment, Block, Folded, Gallery, Key, Picture, Table, Words
-from embark.report.figures import phase_means, placement_of, prediction_of, rank_times
-from embark.report.record import EVALS, Record
-from embark.report.svg_chart import Dot, Rule, Stroke, svg_chart
 from embark.values import frozen
+from .context import RunContext
+from .document import Bar, Bars, BarSegment, Block, Folded, Gallery, Key, Picture, Table, Words
+from .figures import phase_means, placement_of, prediction_of, rank_times
+from .record import EVALS, Record
+from .svg_chart import Dot, Rule, Stroke, svg_chart
 
 WIDTH, HEIGHT = 360, 196
 LEFT, RIGHT, TOP, BOTTOM = 40, 14, 10, 28

@@ -20,12 +20,12 @@ from embark.formatting import (
     pluralize,
     to_finite,
 )
-from embark.report.charts import format_time, overlaid
-from embark.report.context import RunContext, State, read_run
-from embark.report.document import Code, Document, Table, Tile, Tone, Words, sections_with_something
-from embark.report.report import TONES
-from embark.report.spec_rows import differences, field_of
 from embark.values import JsonDict, frozen
+from .charts import format_time, overlaid
+from .context import RunContext, State, read_run
+from .document import Code, Document, Table, Tile, Tone, Words, sections_with_something
+from .report import TONES
+from .spec_rows import differences, field_of
 
 SAME_QUALITY = 0.0005  # Less than that is chance: two runs that differ in their seed differ by more.
 SAME_SHARE = 0.03

@@ -18,12 +18,12 @@ from embark.events.spending import Interruption, Spending
 from embark.events.summary import outcome_sentence, resume_hint
 from embark.events.traffic import WINDOW_S
 from embark.formatting import format_count, format_duration, to_one_line
-from embark.report.record import Record, read_record
-from embark.report.run_files import LAUNCH_LOG, RunFiles
 from embark.spec import parse_spec
 from embark.store import EVENTS, SPEC, RunDir, find_run
 from embark.store.checkpoint_inspect import CheckpointInfo, list_checkpoints
 from embark.values import JsonDict, JsonMap, frozen
+from .record import Record, read_record
+from .run_files import LAUNCH_LOG, RunFiles
 
 State = Literal["waiting", "running", "finished", "stopped", "failed", "killed", "deleted"]
 LABELS: dict[State, str] = {"waiting": "not started", "deleted": "files deleted"}

@@ -8,9 +8,9 @@ import numpy as np
 from embark.events.metrics import DYNAMIC_METRICS, metric
 from embark.events.plotting import Floats
 from embark.formatting import to_finite, to_one_line
-from embark.report.record import PHASES, Record, gpus_of, slow_ranks
-from embark.report.rows import Rows
 from embark.values import JsonDict, frozen
+from .record import PHASES, Record, gpus_of, slow_ranks
+from .rows import Rows
 
 MAX_TABLES = 400
 MAX_RANKS = 1024

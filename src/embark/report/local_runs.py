@@ -6,11 +6,11 @@ from pathlib import Path
 from uuid import uuid4
 
 from embark.errors import UserError
-from embark.report.context import State, read_run
-from embark.report.run_files import find_runs
 from embark.store import RunDir, find_run
 from embark.store.lease import TTL_S, acquire, current_holder
 from embark.values import frozen
+from .context import State, read_run
+from .run_files import find_runs
 
 
 @frozen

@@ -15,10 +15,10 @@ from embark.events.quality import Quality
 from embark.events.spending import Attempt, Interruption, Spending, attempts, interruptions, spending
 from embark.events.traffic import TrafficRecord
 from embark.formatting import strip_control_chars, to_finite
-from embark.report.rows import Rows
-from embark.report.run_files import RunFiles, Tail
 from embark.store import EVENTS
 from embark.values import JsonDict, JsonMap, frozen
+from .rows import Rows
+from .run_files import RunFiles, Tail
 
 CURVES = ("loss", "auc", "normalized_entropy", "samples_per_s", "step_s", "learning_rate", "log_loss", "calibration")
 EVALS = ("auc", "normalized_entropy", "log_loss", "calibration", "eval_s")

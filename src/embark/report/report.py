@@ -23,7 +23,9 @@ from embark.formatting import (
     to_finite,
     to_one_line,
 )
-from embark.report.charts import (
+from embark.store import open_store, write_atomic
+from embark.values import JsonMap, frozen
+from .charts import (
     capitalize,
     faults,
     format_time,
@@ -34,8 +36,8 @@ from embark.report.charts import (
     ranks,
     tables_on_ranks,
 )
-from embark.report.context import RunContext, State
-from embark.report.document import (
+from .context import RunContext, State
+from .document import (
     GENERATOR,
     Block,
     Code,
@@ -48,10 +50,8 @@ from embark.report.document import (
     html_page,
     sections_with_something,
 )
-from embark.report.record import Record
-from embark.report.spec_rows import set_fields
-from embark.store import open_store, write_atomic
-from embark.values import JsonMap, frozen
+from .record import Record
+from .spec_rows import set_fields
 
 TONES: dict[State, Tone] = {
     "waiting": "", "running": "live", "finished": "good", "stopped": "warn", "failed": "bad", "killed": "bad",

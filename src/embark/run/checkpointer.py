@@ -11,10 +11,6 @@ from typing import Any
 
 from embark.errors import EmbarkError, Fault, RunInUse, UserError
 from embark.events import plan_text
-from embark.run.logger import RunLogger
-from embark.run.trainer import Ranks
-from embark.run.training_data import TrainingData
-from embark.run.warm_start import WarmStart, WarmStarted, refuse_other_weights
 from embark.spec import RunSpec, to_toml
 from embark.store import (
     SPEC,
@@ -39,6 +35,10 @@ from embark.store.checkpoint_arrays import (
 )
 from embark.store.checkpoint_interval import Choice, steps_between_saves
 from embark.values import JsonDict, frozen
+from .logger import RunLogger
+from .trainer import Ranks
+from .training_data import TrainingData
+from .warm_start import WarmStart, WarmStarted, refuse_other_weights
 
 FIRST_SAVE_S = 20.0  # With `auto`, the first save comes early: it measures what one costs.
 

@@ -11,11 +11,11 @@ from embark.data import SampleSource
 from embark.errors import UserError
 from embark.events.metrics import metric
 from embark.formatting import format_float, pluralize
-from embark.run.trainer import Ranks
 from embark.spec import TrainSpec
 from embark.store import Checkpoint, RunDir
 from embark.store.checkpoint_store import EARLY_STOPPING
 from embark.values import JsonDict, JsonMap, frozen
+from .trainer import Ranks
 
 
 @frozen

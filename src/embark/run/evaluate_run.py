@@ -10,14 +10,14 @@ from embark.data import open_source
 from embark.data.evaluation_rows import EvaluationRows, open_rows
 from embark.errors import EmbarkError
 from embark.events.results import Tabular
-from embark.run.evaluation import Evaluation
-from embark.run.resolve import resolve_evaluation
-from embark.run.trainer import Trainer, TrainerBackend, World
 from embark.spec import RunSpec
 from embark.spec.train import RANKING_METRICS
 from embark.store import RunDir
 from embark.store.checkpoint_inspect import TrainedRun
 from embark.values import JsonDict, frozen
+from .evaluation import Evaluation
+from .resolve import resolve_evaluation
+from .trainer import Trainer, TrainerBackend, World
 
 
 @frozen

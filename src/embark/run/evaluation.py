@@ -12,9 +12,9 @@ from embark.data import Batch, SampleSource, eval_batches
 from embark.errors import DataError, Diverged
 from embark.features.arrays import Array, Doubles, Floats, Mask
 from embark.formatting import shortlist
-from embark.run.trainer import Ranks, Trainer
 from embark.spec import RunSpec, Task
 from embark.values import JsonDict
+from .trainer import Ranks, Trainer
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Evaluation:
     def _with_best_of_tasks(
         self, metrics: JsonDict, found: Sequence[tuple[Doubles, Floats]]
     ) -> JsonDict:
-        from embark.run.task_metrics import best_of, with_best
+        from .task_metrics import best_of, with_best
 
         if self._best is None and not any(self.world.gathered(bool(found))):
             self._best = {}

@@ -23,12 +23,12 @@ from embark.data.task_labels import main_label
 from embark.errors import DataError, UserError
 from embark.events.results import Tabular
 from embark.features.arrays import Floats, Int64s
-from embark.run.evaluate_run import LoadedRun, loaded
-from embark.run.evaluation import Evaluation
-from embark.run.trainer import TrainerBackend
 from embark.spec import RunSpec, list_size_of
 from embark.store.checkpoint_inspect import TrainedRun
 from embark.values import JsonDict, frozen
+from .evaluate_run import LoadedRun, loaded
+from .evaluation import Evaluation
+from .trainer import TrainerBackend
 
 NUM_PARTS = 10
 METHOD = (f"permutation importance: each feature permuted among the rows of one of {NUM_PARTS} disjoint parts at a "

@@ -12,11 +12,11 @@ from embark.errors import DataError, UserError
 from embark.events.events import Change, shown_value
 from embark.formatting import format_count, pluralize
 from embark.model.steps import decay_length
-from embark.run.trainer import Ranks
 from embark.spec import RunSpec, load_spec
 from embark.spec.run import DATA, KEY, KIND_OF_FIELD, LEARNING_FIELDS, UNRECORDED
 from embark.store import Checkpoint, RunDir
 from embark.values import JsonDict, JsonMap
+from .trainer import Ranks
 
 Identity = JsonMap
 """Fields and their values in JSON's types; `data` is the checksum of the samples."""

@@ -13,14 +13,14 @@ from embark.events import Event, EventLog, Fanout, Sink, TensorBoardSink, plan_t
 from embark.events.events import Change
 from embark.events.sinks.services import SendingSink, cloudwatch_sink, otlp_sink
 from embark.plan.predict import predict_local
-from embark.run.budget import PROCESS, usd_per_hour
-from embark.run.host import host_bytes
-from embark.run.resolve import ResolvedRun
-from embark.run.trainer import Ranks, Trainer, World
 from embark.spec import RunSpec, to_toml
 from embark.stack.versions import installed
 from embark.store import EVENTS, RunDir, write_atomic
 from embark.values import JsonDict
+from .budget import PROCESS, usd_per_hour
+from .host import host_bytes
+from .resolve import ResolvedRun
+from .trainer import Ranks, Trainer, World
 
 
 class RunLogger:

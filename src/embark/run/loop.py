@@ -7,26 +7,26 @@ from dataclasses import asdict, dataclass, field
 from embark.errors import RunInUse
 from embark.events import Sink
 from embark.events.events import resume_command
-from embark.run.budget import open_budget_guard, spending_summary, why_not_enforced
-from embark.run.checkpointer import CheckpointManager, CheckpointSchedule
-from embark.run.clock import Clock
-from embark.run.early_stopping import EarlyStopping, Prune
-from embark.run.evaluation import Evaluation, influence_warning, leak_warning, refuse_trouble
-from embark.run.identity import changes_since
-from embark.run.logger import RunLogger, log_changes, log_prediction, log_start, open_run_logger, recorded_errors
-from embark.run.open_run import RunOpener, open_run, replay_finished
-from embark.run.preemption_notices import NoticeWatch, detect_cloud, grace_seconds
-from embark.run.rank_reports import RankReports, first_trouble
-from embark.run.resolve import ResolvedRun, resolve_run
-from embark.run.signals import StopSignals, stopped_by
-from embark.run.stop import Decision, StopCoordinator
-from embark.run.trainer import Trainer, TrainerBackend, World
-from embark.run.training_data import DataStopped
-from embark.run.warm_start import WarmStart
 from embark.spec import RunSpec
 from embark.spec.run import KEY
 from embark.store import RunDir
 from embark.values import JsonDict
+from .budget import open_budget_guard, spending_summary, why_not_enforced
+from .checkpointer import CheckpointManager, CheckpointSchedule
+from .clock import Clock
+from .early_stopping import EarlyStopping, Prune
+from .evaluation import Evaluation, influence_warning, leak_warning, refuse_trouble
+from .identity import changes_since
+from .logger import RunLogger, log_changes, log_prediction, log_start, open_run_logger, recorded_errors
+from .open_run import RunOpener, open_run, replay_finished
+from .preemption_notices import NoticeWatch, detect_cloud, grace_seconds
+from .rank_reports import RankReports, first_trouble
+from .resolve import ResolvedRun, resolve_run
+from .signals import StopSignals, stopped_by
+from .stop import Decision, StopCoordinator
+from .trainer import Trainer, TrainerBackend, World
+from .training_data import DataStopped
+from .warm_start import WarmStart
 
 
 def train(

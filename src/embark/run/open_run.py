@@ -12,11 +12,6 @@ from embark.events import Event, EventLog, Sink, read_events
 from embark.events.events import Change, changes_of, uptime_s
 from embark.events.spending import BUDGET
 from embark.formatting import to_finite
-from embark.run.budget import PROCESS, refuse_over_budget, usd_per_hour
-from embark.run.identity import refuse_changes
-from embark.run.resolve import ResolvedRun, resolve_run
-from embark.run.signals import StopSignals, stopped_by
-from embark.run.trainer import Ranks
 from embark.spec import RunSpec, TrainSpec
 from embark.store import EVENTS, RunDir, first_free_run, run_uri
 from embark.store.atomic_file import make_directory
@@ -24,6 +19,11 @@ from embark.store.checkpoint_store import EARLY_STOPPING
 from embark.store.errors import explain
 from embark.store.lease import FOLDER, MAX_TTL_S, TTL_S, acquire, current_holder, process_mark
 from embark.values import JsonDict
+from .budget import PROCESS, refuse_over_budget, usd_per_hour
+from .identity import refuse_changes
+from .resolve import ResolvedRun, resolve_run
+from .signals import StopSignals, stopped_by
+from .trainer import Ranks
 
 TTL = "EMBARK_LEASE_S"  # Seconds to wait for a process on another machine that gives no sign of life.
 

@@ -6,12 +6,12 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, Self
 
 from embark.events.system import SystemSampler
-from embark.run.clock import Clock, StepCounters
-from embark.run.evaluation import Trouble
-from embark.run.logger import RunLogger
-from embark.run.trainer import World
 from embark.spec import RunSpec
 from embark.values import JsonDict, frozen
+from .clock import Clock, StepCounters
+from .evaluation import Trouble
+from .logger import RunLogger
+from .trainer import World
 
 FIRST_PROFILE_STEPS = 10  # A profile before that would see a step warm up.
 PROFILE_EVERY_S = 60.0  # Interval on a CPU, where a profile costs some hundredths of a second.

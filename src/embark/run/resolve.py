@@ -11,13 +11,13 @@ from embark.data import SampleSource, open_training_source, resolve_from_data
 from embark.errors import Mistake, SpecError, conflict
 from embark.features.numbers import CODES
 from embark.model.steps import num_steps_of, steps_per_epoch
-from embark.run.identity import Identity, identity_of
-from embark.run.trainer import World
-from embark.run.training_data import TrainingData, training_data
-from embark.run.warm_start import with_sizes_of_source
 from embark.spec import RunSpec, batch_mistakes, with_train_defaults
 from embark.spec.run import penalty_mistakes
 from embark.values import frozen
+from .identity import Identity, identity_of
+from .trainer import World
+from .training_data import TrainingData, training_data
+from .warm_start import with_sizes_of_source
 
 if TYPE_CHECKING:
     from embark.data.prepared.source import Allocate

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
-from embark.run.budget import BudgetGuard
-from embark.run.preemption_notices import NoticeWatch
-from embark.run.signals import NAMES, StopSignals
-from embark.run.trainer import Ranks
 from embark.store.lease import Lease
 from embark.values import frozen
+from .budget import BudgetGuard
+from .preemption_notices import NoticeWatch
+from .signals import NAMES, StopSignals
+from .trainer import Ranks
 
 
 @frozen

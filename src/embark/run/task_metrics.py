@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from embark.features.arrays import Doubles
-from embark.run.evaluation import STATE_SIZE, metrics_of, of_probabilities, ratio
-from embark.run.trainer import Ranks
 from embark.spec import Task, main_task
 from embark.values import JsonDict
+from .evaluation import STATE_SIZE, metrics_of, of_probabilities, ratio
+from .trainer import Ranks
 
 LOSSES = {"binary": "log_loss", "regression": "mse", "softmax": "cross_entropy", "listwise": "cross_entropy"}
 """Name of the metric that is a task's loss."""

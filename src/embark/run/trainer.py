@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from embark.data import Batch, SampleSource
     from embark.errors import EmbarkError
     from embark.features.arrays import Bytes
-    from embark.run.checkpointer import Checkpointer
-    from embark.run.clock import Waits
-    from embark.run.evaluation import Trouble
-    from embark.run.rank_reports import StepProfiler
     from embark.spec import PlaceSpec, RunSpec
     from embark.store import RunDir
+    from .checkpointer import Checkpointer
+    from .clock import Waits
+    from .evaluation import Trouble
+    from .rank_reports import StepProfiler
 
 
 class Ranks(Protocol):

@@ -23,8 +23,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import ArtifactInfo, short_identity
-from embark.serve.batcher import Batcher, Overloaded
-from embark.serve.infer_protocol import (
+from embark.values import JsonDict, frozen
+from .batcher import Batcher, Overloaded
+from .infer_protocol import (
     EXTENSIONS,
     InferReader,
     infer_response,
@@ -34,12 +35,11 @@ from embark.serve.infer_protocol import (
     read_score,
     score_response,
 )
-from embark.serve.request_rows import RequestColumns, Scores
-from embark.serve.retrieve import RetrieveRequest, RetrieveResponse, read_retrieve
-from embark.serve.served_model import ServedModel
-from embark.serve.server_metrics import ServerMetrics
-from embark.serve.traffic import Traffic, read_labels
-from embark.values import JsonDict, frozen
+from .request_rows import RequestColumns, Scores
+from .retrieve import RetrieveRequest, RetrieveResponse, read_retrieve
+from .served_model import ServedModel
+from .server_metrics import ServerMetrics
+from .traffic import Traffic, read_labels
 
 Handler = Callable[[Request], Awaitable[Response]]
 RequestT = TypeVar("RequestT", bound=Sized)

@@ -9,10 +9,10 @@ import pyarrow as pa
 from embark.errors import MissingPackage, UserError
 from embark.export.artifact import short_identity
 from embark.export.outputs import tensors_of
-from embark.serve.app import IDENTITY, ModelServer, Refusal, all_scores, refused_if_malformed
-from embark.serve.infer_protocol import InferRequest, chosen_outputs
-from embark.serve.tensors import BYTES, DTYPES, read_tensor, tensor_columns
 from embark.values import JsonDict, read_table
+from .app import IDENTITY, ModelServer, Refusal, all_scores, refused_if_malformed
+from .infer_protocol import InferRequest, chosen_outputs
+from .tensors import BYTES, DTYPES, read_tensor, tensor_columns
 
 try:
     import grpc

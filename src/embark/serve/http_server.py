@@ -15,9 +15,9 @@ import uvicorn
 import uvloop
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from embark.serve.app import ModelServer
-from embark.serve.endpoint import GRACE_S, MAX_CONNECTIONS, is_ready, refuse_new_clients
 from embark.spec.serve import DRAIN_S
+from .app import ModelServer
+from .endpoint import GRACE_S, MAX_CONNECTIONS, is_ready, refuse_new_clients
 
 _CHECK_S = 10.0
 KEEP_ALIVE_S = 620  # Between requests. Longer than any load balancer keeps its own (Google Cloud's 600 s, AWS's 60 s):
@@ -86,7 +86,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 
 if TYPE_CHECKING:
-    from embark.serve.grpc_server import GrpcServer
+    from .grpc_server import GrpcServer
 
 _SWITCH_S = 0.0005  # Seconds after which a thread that runs Python yields to those that score or answer.
 
@@ -107,7 +107,7 @@ def serve_requests(
             ssl_keyfile=certificate and certificate[1])
         grpc = None
         if grpc_address is not None:
-            from embark.serve.grpc_server import GrpcServer
+            from .grpc_server import GrpcServer
 
             grpc = GrpcServer(model, grpc_address, MAX_CONNECTIONS,
                               certificate and (certificate[0].read_bytes(), certificate[1].read_bytes()),

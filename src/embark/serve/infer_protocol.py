@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from embark.export.outputs import Output, answer_of, outputs_of, tensors_of
 from embark.features.schema import TIME_ROWS, Schema
-from embark.serve.raw_tensors import RawLayout, RawTensors
-from embark.serve.request_rows import JsonColumns, Scores, TensorColumns, check_shared
-from embark.serve.tensors import read_tensor, tensor_columns
 from embark.spec.model import ModelSpec
 from embark.values import JsonDict, JsonMap, frozen
+from .raw_tensors import RawLayout, RawTensors
+from .request_rows import JsonColumns, Scores, TensorColumns, check_shared
+from .tensors import read_tensor, tensor_columns
 
 INSTANCES = "instances"
 EXTENSIONS = ["binary_tensor_data"]

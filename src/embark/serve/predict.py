@@ -23,9 +23,9 @@ from embark.export.artifact import open_artifact, open_versions
 from embark.export.outputs import outputs_of
 from embark.features.arrow.row_parser import RowParser, json_array
 from embark.formatting import pluralize
-from embark.serve.request_rows import RequestColumns, RequestScorer, TensorColumns
 from embark.store.checkpoint_inspect import find_trained
 from embark.values import JsonMap, frozen
+from .request_rows import RequestColumns, RequestScorer, TensorColumns
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from embark.features.arrow.row_parser import RowParser, number_columns
 from embark.features.rows import NumberRows
 from embark.features.schema import Schema
-from embark.serve.request_rows import RequestColumns, TensorColumns, repeated
 from embark.values import frozen
+from .request_rows import RequestColumns, TensorColumns, repeated
 
 
 @frozen

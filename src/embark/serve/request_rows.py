@@ -18,12 +18,12 @@ from embark.export.artifact import Artifact
 from embark.export.outputs import Row
 from embark.features.arrow.row_parser import Location, RowParser, json_array
 from embark.features.rows import NumberRows, RawRows
-from embark.serve.score_file import NOT_FINITE
 from embark.values import JsonMap, frozen
+from .score_file import NOT_FINITE
 
 if TYPE_CHECKING:
-    from embark.serve.retrieve import Retriever
     from embark.trainers.torch.scoring.open_model import ScoringModel
+    from .retrieve import Retriever
 
 JsonRow = JsonMap
 _MAX_SHARED_BYTES = 64 << 20

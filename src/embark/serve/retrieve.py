@@ -12,10 +12,10 @@ from embark.errors import DataError, EmbarkError
 from embark.export.artifact import Artifact
 from embark.export.item_values import StoredValues
 from embark.features.rows import RawRows
-from embark.serve.request_rows import JsonColumns, RequestScorer
 from embark.spec.model import CANDIDATE
 from embark.spec.two_tower import is_item_table
 from embark.values import JsonDict, JsonMap, frozen
+from .request_rows import JsonColumns, RequestScorer
 
 MAX_K, MAX_EXCLUDED = 1_000, 10_000
 MAX_FOUND = 1 << 18  # Limit for a request, over its users: requested and excluded items are searched.

@@ -11,10 +11,10 @@ from typing import Protocol
 from embark.errors import DataError, EmbarkError
 from embark.export.artifact import Artifact, VersionId
 from embark.formatting import pluralize
-from embark.serve.infer_protocol import metadata
-from embark.serve.request_rows import OnRows, RequestColumns, RequestScorer, Scores
-from embark.serve.retrieve import RetrieveRequest, RetrieveResponse
 from embark.values import frozen
+from .infer_protocol import metadata
+from .request_rows import OnRows, RequestColumns, RequestScorer, Scores
+from .retrieve import RetrieveRequest, RetrieveResponse
 
 NUM_RECORDED, MAX_RECORDED_ROWS, RECORD_EVERY_S = 16, 1_024, 1.0  # Requests kept in memory, and their rows.
 

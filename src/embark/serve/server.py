@@ -14,21 +14,21 @@ from pathlib import Path
 from embark.errors import MissingPackage, UserError
 from embark.export.artifact import short_identity
 from embark.run.host import usable_cores
-from embark.serve.endpoint import Endpoint, Listening, bearer_token, listen, shared_grpc_address
 from embark.spec.serve import ScoringDevice
+from .endpoint import Endpoint, Listening, bearer_token, listen, shared_grpc_address
 
 try:
-    from embark.serve.app import ModelServer
-    from embark.serve.app import ServeLimits as ServeLimits
-    from embark.serve.http_server import serve_requests
+    from .app import ModelServer
+    from .app import ServeLimits as ServeLimits
+    from .http_server import serve_requests
 except ModuleNotFoundError as error:
     raise MissingPackage(f"embark serve needs {error.name}, which is not installed",
                          fix="pip install 'embark-rec[serve]'") from None
-from embark.serve.served_model import ServedModel, VersionChange
-from embark.serve.traffic import TrafficLog, about_version
-from embark.serve.version_poller import VersionPoller, load_first, load_scorer
-from embark.serve.worker import WorkerSettings
-from embark.serve.worker_pool import WorkerPool
+from .served_model import ServedModel, VersionChange
+from .traffic import TrafficLog, about_version
+from .version_poller import VersionPoller, load_first, load_scorer
+from .worker import WorkerSettings
+from .worker_pool import WorkerPool
 
 MAX_WORKERS = 8  # Workers that are started unless more are asked for; torch's threads use the other cores.
 NUM_THREADS = 2  # Scoring threads: one computes while the other reads its requests.

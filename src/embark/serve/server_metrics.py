@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from embark.export.artifact import short_identity
-from embark.serve.served_model import ServedModel, VersionChange
+from .served_model import ServedModel, VersionChange
 
 _BUCKETS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 5.0)
 _SAME = {  # Metrics that are equal in all processes; the others are added up.

@@ -11,8 +11,8 @@ import pyarrow as pa
 from embark.features.arrow.cells import as_text
 from embark.features.arrow.row_parser import json_array
 from embark.features.schema import Schema
-from embark.serve.request_rows import TensorColumns
 from embark.values import frozen
+from .request_rows import TensorColumns
 
 DTYPES = {"BOOL": "u1", **{f"{kind}{bits}": f"<{letter}{bits // 8}" for kind, letter, sizes in (
     ("INT", "i", (8, 16, 32, 64)), ("UINT", "u", (8, 16, 32, 64)), ("FP", "f", (16, 32, 64))) for bits in sizes}}

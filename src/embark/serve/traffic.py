@@ -25,9 +25,9 @@ from embark.events.events import Event, RotatingEventLog
 from embark.events.traffic import LATENCIES_S, WINDOW_S, TrafficRecord
 from embark.export.artifact import Artifact
 from embark.features.rows import RawRows
-from embark.serve.request_rows import Scores
-from embark.serve.served_model import ServedModel, VersionChange
 from embark.values import JsonDict, JsonMap
+from .request_rows import Scores
+from .served_model import ServedModel, VersionChange
 
 COUNT_EVERY_S = 1.0
 MAX_HELD_SCORES = 1 << 20  # Scores, also those that came with labels, that wait to be counted.

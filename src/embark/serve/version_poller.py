@@ -26,10 +26,10 @@ from embark.export.artifact import (
     open_versions,
     remove_fetched,
 )
-from embark.serve.request_rows import RequestScorer
-from embark.serve.retrieve import open_retriever
-from embark.serve.served_model import VersionChange
 from embark.spec.serve import ScoringDevice
+from .request_rows import RequestScorer
+from .retrieve import open_retriever
+from .served_model import VersionChange
 
 Loaded = TypeVar("Loaded")
 MAX_RETRY_S = 300.0

@@ -19,12 +19,12 @@ from prometheus_client.core import Metric
 
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import VersionId
-from embark.serve.app import ModelServer, ServeLimits
-from embark.serve.http_server import serve_requests
-from embark.serve.request_rows import RequestScorer
-from embark.serve.served_model import Load, ServedModel, VersionChange
-from embark.serve.traffic import Window, about_version
 from embark.values import frozen
+from .app import ModelServer, ServeLimits
+from .http_server import serve_requests
+from .request_rows import RequestScorer
+from .served_model import Load, ServedModel, VersionChange
+from .traffic import Window, about_version
 
 _log = logging.getLogger("embark.serve")
 

@@ -27,13 +27,13 @@ from prometheus_client.core import Metric
 from embark.errors import EmbarkError, Fault
 from embark.export.artifact import VersionId, copy_folders, fetch_version, open_versions
 from embark.export.delta import identity_of
-from embark.serve.endpoint import GRACE_S, MAX_CONNECTIONS, is_ready, is_writable, refuse_new_clients
-from embark.serve.served_model import VersionChange
-from embark.serve.server_metrics import add_up, metrics_text
-from embark.serve.traffic import TrafficLog, Window
-from embark.serve.version_poller import VersionPoller, load_first
-from embark.serve.worker import CALL_S, ProcessChannel, WorkerSettings, run_worker
 from embark.spec.serve import DRAIN_S
+from .endpoint import GRACE_S, MAX_CONNECTIONS, is_ready, is_writable, refuse_new_clients
+from .served_model import VersionChange
+from .server_metrics import add_up, metrics_text
+from .traffic import TrafficLog, Window
+from .version_poller import VersionPoller, load_first
+from .worker import CALL_S, ProcessChannel, WorkerSettings, run_worker
 
 PRELOADED = ("embark.serve.worker", "embark.trainers.torch.scoring.open_model")  # Once, before processes are forked.
 MAX_FAILURES = 3  # Failed attempts to replace a process after which a server without any process ends.

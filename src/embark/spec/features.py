@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import AfterValidator, Field
 
 from embark.errors import Mistakes, conflict
-from embark.spec.model import Rows, Table
-from embark.spec.section import Many, PositiveInt, Section
-from embark.spec.tasks import main_task
-from embark.spec.time_formats import checked_format, checked_zone
 from embark.values import JsonDict, JsonMap
+from .model import Rows, Table
+from .section import Many, PositiveInt, Section
+from .tasks import main_task
+from .time_formats import checked_format, checked_zone
 
 if TYPE_CHECKING:
-    from embark.spec.run import RunSpec
+    from .run import RunSpec
 
 MAX_NAME = 128
 Statistic = Literal["count", "label_rate"]

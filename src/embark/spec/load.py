@@ -13,11 +13,11 @@ from typing import Any, get_origin
 from pydantic import BaseModel, ValidationError
 
 from embark.errors import Mistake, SpecError, UserError, did_you_mean, near_names, nearest
-from embark.spec.paths import join_paths
-from embark.spec.run import RunSpec
-from embark.spec.toml import PRESETS, inline, line_of, section_in
-from embark.spec.user_code import with_code
 from embark.values import JsonDict, JsonMap
+from .paths import join_paths
+from .run import RunSpec
+from .toml import PRESETS, inline, line_of, section_in
+from .user_code import with_code
 
 Raw = JsonDict
 

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from embark.errors import Mistakes, conflict
-from embark.spec.section import NonNegativeInt, PositiveInt, Section, remembered
-from embark.spec.sequence import SequenceSpec
-from embark.spec.tasks import HEAD_FIELDS, TaskHead, Tasks
-from embark.spec.two_tower import TwoTowerSpec
-from embark.spec.user_code import CUSTOM_KIND, is_custom
 from embark.values import JsonDict, frozen
+from .section import NonNegativeInt, PositiveInt, Section, remembered
+from .sequence import SequenceSpec
+from .tasks import HEAD_FIELDS, TaskHead, Tasks
+from .two_tower import TwoTowerSpec
+from .user_code import CUSTOM_KIND, is_custom
 
 if TYPE_CHECKING:
-    from embark.spec.run import RunSpec
+    from .run import RunSpec
 
 BUCKET_SLOTS = 32
 """Rows of a bucket. An id's hash decides its bucket, and it competes for a row with the ids of that bucket only."""

@@ -9,8 +9,8 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
-from embark.spec.run import RunSpec
 from embark.values import JsonDict
+from .run import RunSpec
 
 FIELDS = ("data.path", "stream.path", "publish.data", "data.prepare.input", "data.prepare.id_map_from")
 

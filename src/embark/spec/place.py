@@ -4,7 +4,7 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field, PositiveFloat
 
-from embark.spec.section import Many, NonNegativeInt, PositiveInt, Section
+from .section import Many, NonNegativeInt, PositiveInt, Section
 
 PodTarget = Literal["job", "jobset", "trainjob", "pytorchjob", "ray", "torchx"]
 ServeTarget = Literal["serve", "kserve", "cloud-run", "vertex-endpoint", "sagemaker", "azureml"]

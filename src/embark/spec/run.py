@@ -6,17 +6,17 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from embark.errors import Mistakes, SpecError, conflict, nearest
-from embark.spec.data import DataSpec, interactions_mistakes, moment
-from embark.spec.features import LEGACY_OPTIONS, FeaturesSpec, features_mistakes, legacy_features
-from embark.spec.model import ONE_WIDTH_KINDS, OWN_FIELDS, SHARED, ModelSpec, dynamic_mistakes
-from embark.spec.place import CLUSTER_TARGETS, ELASTIC_TARGETS, EXISTING_FIELDS, PlaceSpec
-from embark.spec.section import Many, Names, NonNegativeInt, PositiveInt, Section
-from embark.spec.sequence import EMBEDDING_SHARDINGS, sequence_mistakes
-from embark.spec.serve import PublishSpec, ServeSpec
-from embark.spec.stream import StreamSpec, stream_mistakes
-from embark.spec.tasks import task_mistakes
-from embark.spec.train import HeldOutMetric, TrainSpec, batch_mistakes, metric_mistakes
-from embark.spec.two_tower import two_tower_mistakes
+from .data import DataSpec, interactions_mistakes, moment
+from .features import LEGACY_OPTIONS, FeaturesSpec, features_mistakes, legacy_features
+from .model import ONE_WIDTH_KINDS, OWN_FIELDS, SHARED, ModelSpec, dynamic_mistakes
+from .place import CLUSTER_TARGETS, ELASTIC_TARGETS, EXISTING_FIELDS, PlaceSpec
+from .section import Many, Names, NonNegativeInt, PositiveInt, Section
+from .sequence import EMBEDDING_SHARDINGS, sequence_mistakes
+from .serve import PublishSpec, ServeSpec
+from .stream import StreamSpec, stream_mistakes
+from .tasks import task_mistakes
+from .train import HeldOutMetric, TrainSpec, batch_mistakes, metric_mistakes
+from .two_tower import two_tower_mistakes
 
 OTHER_FIELDS = frozenset({  # Fields of these sections that do not decide what a run learns.
     "model.num_tables", "model.rows_per_table",  # they are in model.tables, as the run has them

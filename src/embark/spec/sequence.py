@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from embark.errors import Mistakes, conflict, nearest
-from embark.spec.section import PositiveInt, Section
+from .section import PositiveInt, Section
 
 if TYPE_CHECKING:
-    from embark.spec.run import RunSpec
+    from .run import RunSpec
 
 SEQUENCE_KINDS = ("din", "sasrec", "hstu")
 EMBEDDING_SHARDINGS = ("auto", "table_wise", "row_wise", "column_wise")

@@ -5,9 +5,9 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from embark.errors import UserError
-from embark.spec.place import IDENTITY, LABEL
-from embark.spec.section import Many, Names, NonNegativeInt, PositiveInt, Section
 from embark.values import frozen
+from .place import IDENTITY, LABEL
+from .section import Many, Names, NonNegativeInt, PositiveInt, Section
 
 Namespaces = Many[Annotated[str, Field(max_length=63, pattern=rf"{LABEL}|^\*$")]]
 DRAIN_S = 30  # Seconds after SIGTERM within which a server answers every request that it has accepted.

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
 from embark.errors import Mistakes, conflict
-from embark.spec.section import Names, PositiveInt, Section
-from embark.spec.user_code import CUSTOM_KIND, is_custom
+from .section import Names, PositiveInt, Section
+from .user_code import CUSTOM_KIND, is_custom
 
 if TYPE_CHECKING:
-    from embark.spec.run import RunSpec
+    from .run import RunSpec
 
 
 class StreamSpec(Section):

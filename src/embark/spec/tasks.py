@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from embark.errors import Mistakes, conflict
-from embark.spec.section import Names, Section
+from .section import Names, Section
 
 if TYPE_CHECKING:
-    from embark.spec.run import RunSpec
+    from .run import RunSpec
 
 MAX_TASKS = 64
 MAX_CLASSES = 10_000

@@ -11,8 +11,8 @@ from typing import Any, get_args
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from embark.spec.run import RunSpec
 from embark.values import JsonDict, JsonMap, read_table
+from .run import RunSpec
 
 _TABLES: dict[str, JsonDict] = read_table(__file__, "presets.toml")
 ABOUT: dict[str, str] = {name: table.pop("about") for name, table in _TABLES.items()}

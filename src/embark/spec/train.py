@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from embark.errors import Mistake, Mistakes
-from embark.spec.model import POOLED_KINDS, TableDtype, TableOptimizer, TableSharding
-from embark.spec.section import NonNegativeInt, PositiveInt, Section
-from embark.spec.tasks import main_task
 from embark.values import JsonDict
+from .model import POOLED_KINDS, TableDtype, TableOptimizer, TableSharding
+from .section import NonNegativeInt, PositiveInt, Section
+from .tasks import main_task
 
 if TYPE_CHECKING:
-    from embark.spec.model import ModelSpec
-    from embark.spec.run import RunSpec
+    from .model import ModelSpec
+    from .run import RunSpec
 
 HeldOutMetric = Literal["auc", "log_loss", "normalized_entropy", "recall_at_k", "ndcg_at_k", "hit_at_k"]
 RANKING_METRICS: tuple[HeldOutMetric, ...] = ("recall_at_k", "ndcg_at_k", "hit_at_k")

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Annotated
 from pydantic import Field
 
 from embark.errors import Mistakes, conflict, nearest
-from embark.spec.section import NonNegativeInt, PositiveInt, Section
+from .section import NonNegativeInt, PositiveInt, Section
 
 if TYPE_CHECKING:
-    from embark.spec.model import ModelSpec
-    from embark.spec.run import RunSpec
+    from .model import ModelSpec
+    from .run import RunSpec
 
 SECTION = "model.two_tower"
 TowerLayers = Annotated[tuple[Annotated[int, Field(gt=0, le=2**20)], ...], Field(strict=False, max_length=100)]

@@ -18,7 +18,7 @@ from embark.formatting import to_one_line
 from embark.values import JsonDict
 
 if TYPE_CHECKING:
-    from embark.spec.run import RunSpec
+    from .run import RunSpec
 
 CUSTOM_KIND = r"^[A-Za-z_][A-Za-z0-9_]*:[A-Za-z_][A-Za-z0-9_]*$"
 _CUSTOM_FIELDS = (("model", "kind", "docs/guides/custom-models.md"), ("data", "kind", "docs/start/custom-data.md"),

@@ -1,7 +1,7 @@
 """Object stores behind one interface, the run directory, checkpoints, retention, retries. May import spec and below."""
 
-from embark.store.atomic_file import commit, set_in_file, write_atomic
-from embark.store.checkpoint_store import (
+from .atomic_file import commit, set_in_file, write_atomic
+from .checkpoint_store import (
     Checkpoint,
     CheckpointStore,
     ChecksumWriter,
@@ -10,9 +10,9 @@ from embark.store.checkpoint_store import (
     metric_of,
     reasons_by_spec,
 )
-from embark.store.errors import BRIEF_RETRY, NotFound, explain_data, writing
-from embark.store.object_store import Entry, LocalStore, ObjectStore, for_each_parallel, normalize_path, open_store
-from embark.store.run_dir import EVENTS, SPEC, RunDir, find_run, first_free_run, run_uri
+from .errors import BRIEF_RETRY, NotFound, explain_data, writing
+from .object_store import Entry, LocalStore, ObjectStore, for_each_parallel, normalize_path, open_store
+from .run_dir import EVENTS, SPEC, RunDir, find_run, first_free_run, run_uri
 
 __all__ = [
     "BRIEF_RETRY", "EVENTS", "SPEC", "Checkpoint", "CheckpointStore", "ChecksumWriter", "Entry", "FileChecksum",

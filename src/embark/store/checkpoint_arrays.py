@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from pydantic import Field, TypeAdapter, ValidationError
 
 from embark.errors import Fault, UserError
-from embark.store.checkpoint_store import ChecksumWriter
-from embark.store.object_store import ObjectStore, for_each_parallel
 from embark.values import frozen
+from .checkpoint_store import ChecksumWriter
+from .object_store import ObjectStore, for_each_parallel
 
 INDEX = "index.json"
 NUM_FILES = 4  # Files that a rank writes in parallel.

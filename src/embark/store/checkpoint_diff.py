@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 
 from embark.spec import flatten
-from embark.store.checkpoint_arrays import CheckpointArrays, TensorEntry
-from embark.store.checkpoint_store import Checkpoint, CheckpointStore
-from embark.store.errors import NotFound
-from embark.store.object_store import Progress
-from embark.store.run_dir import SPEC
 from embark.values import JsonDict, JsonMap, frozen
+from .checkpoint_arrays import CheckpointArrays, TensorEntry
+from .checkpoint_store import Checkpoint, CheckpointStore
+from .errors import NotFound
+from .object_store import Progress
+from .run_dir import SPEC
 
 BLOCK_BYTES = 8 << 20  # Compared at a time; that needs about ten times as much memory.
 

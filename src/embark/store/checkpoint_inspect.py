@@ -12,7 +12,8 @@ from typing import Literal
 from embark.errors import UserError
 from embark.spec import RunSpec, StoreSpec, resolve
 from embark.spec.run import DATA, KEY
-from embark.store.checkpoint_store import (
+from embark.values import frozen
+from .checkpoint_store import (
     CHECKPOINT_NAME,
     COMMIT_FILE,
     LOWER_IS_BETTER,
@@ -22,11 +23,10 @@ from embark.store.checkpoint_store import (
     metric_of,
     reasons_by_spec,
 )
-from embark.store.errors import NotFound
-from embark.store.lease import TTL_S, acquire, current_holder
-from embark.store.object_store import Entry, Progress, count_progress
-from embark.store.run_dir import SPEC, RunDir, find_run
-from embark.values import frozen
+from .errors import NotFound
+from .lease import TTL_S, acquire, current_holder
+from .object_store import Entry, Progress, count_progress
+from .run_dir import SPEC, RunDir, find_run
 
 State = Literal["committed", "damaged", "unfinished"]
 MAY_BE_LIVE_S = 3600.0

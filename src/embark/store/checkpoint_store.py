@@ -17,9 +17,9 @@ from typing import Literal
 
 from embark.errors import DataError, UserError
 from embark.spec import StoreSpec
-from embark.store.errors import NotFound
-from embark.store.object_store import Entries, ObjectStore, Piece, for_each_parallel, normalize_path
 from embark.values import JsonMap, frozen
+from .errors import NotFound
+from .object_store import Entries, ObjectStore, Piece, for_each_parallel, normalize_path
 
 COMMIT_FILE = "commit.json"
 NUM_READERS = 4  # Files that are looked at side by side.

@@ -16,7 +16,8 @@ from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from embark.errors import Fault, MissingPackage, UserError
-from embark.store.errors import (
+from embark.values import JsonDict
+from .errors import (
     DAMAGED,
     NotFound,
     RetriesExhausted,
@@ -26,7 +27,7 @@ from embark.store.errors import (
     is_unanswered,
     is_upload_gone,
 )
-from embark.store.object_store import (
+from .object_store import (
     MIB,
     PIECE_BYTES,
     Data,
@@ -36,7 +37,6 @@ from embark.store.object_store import (
     normalize_path,
     translate_errors,
 )
-from embark.values import JsonDict
 
 if TYPE_CHECKING:
     from obstore import UpdateVersion

@@ -12,10 +12,10 @@ from uuid import uuid4
 import fsspec
 
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
-from embark.store.atomic_file import SCRATCH_SUFFIX
-from embark.store.errors import DAMAGED, NotFound, RetryPolicy, call_with_retries
-from embark.store.object_store import Data, Entries, Entry, ObjectStore, normalize_path, translate_errors
 from embark.values import JsonDict
+from .atomic_file import SCRATCH_SUFFIX
+from .errors import DAMAGED, NotFound, RetryPolicy, call_with_retries
+from .object_store import Data, Entries, Entry, ObjectStore, normalize_path, translate_errors
 
 T = TypeVar("T")
 

@@ -29,9 +29,9 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 from embark.errors import EmbarkError, RunInUse, UserError
 from embark.formatting import to_one_line
-from embark.store.errors import NotFound
-from embark.store.object_store import ObjectStore
 from embark.values import frozen
+from .errors import NotFound
+from .object_store import ObjectStore
 
 FOLDER = "lease"
 TTL_S = 60.0

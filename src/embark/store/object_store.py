@@ -29,9 +29,9 @@ from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from embark.errors import EmbarkError, Fault, MissingPackage, UserError
-from embark.store.atomic_file import SCRATCH_SUFFIX, create_atomic, replace_atomic, scratch_for
-from embark.store.errors import DAMAGED, NotFound, RetryPolicy, explain
 from embark.values import frozen
+from .atomic_file import SCRATCH_SUFFIX, create_atomic, replace_atomic, scratch_for
+from .errors import DAMAGED, NotFound, RetryPolicy, explain
 
 MIB = 1 << 20
 PIECE_BYTES = 16 * MIB
@@ -353,10 +353,10 @@ def open_store(uri: str | Path, retry: RetryPolicy | None = None) -> ObjectStore
     is_cloud = scheme in ("s3", "az") or (scheme == "gs" and "STORAGE_EMULATOR_HOST" not in os.environ)
     try:  # imported here, because their libraries are optional
         if is_cloud:
-            from embark.store.cloud_store import open_cloud_store
+            from .cloud_store import open_cloud_store
 
             return open_cloud_store(text, retry)
-        from embark.store.fsspec_store import open_fsspec_store
+        from .fsspec_store import open_fsspec_store
 
         return open_fsspec_store(text, retry)
     except ModuleNotFoundError as error:

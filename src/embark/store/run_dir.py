@@ -12,10 +12,10 @@ from itertools import islice
 from pathlib import Path
 
 from embark.errors import UserError, nearest
-from embark.store.atomic_file import scratch_for
-from embark.store.checkpoint_store import CheckpointStore
-from embark.store.lease import Lease
-from embark.store.object_store import ObjectStore, open_store
+from .atomic_file import scratch_for
+from .checkpoint_store import CheckpointStore
+from .lease import Lease
+from .object_store import ObjectStore, open_store
 
 EVENTS = "events.jsonl"
 DEAD_LETTERS = "dead_letters.jsonl"  # Records of a stream that could not be trained on.

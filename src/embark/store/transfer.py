@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 from embark.errors import DataError, EmbarkError, Fault
-from embark.store.errors import NotFound
-from embark.store.object_store import PIECE_BYTES, LocalStore, ObjectStore, Progress, count_progress, for_each_parallel
 from embark.values import frozen
+from .errors import NotFound
+from .object_store import PIECE_BYTES, LocalStore, ObjectStore, Progress, count_progress, for_each_parallel
 
 COPY_STATE = ".embark-copy.json"
 """A file at the target while a copy is under way: what it copies, and which files were there before it."""

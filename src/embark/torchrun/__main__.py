@@ -1,6 +1,6 @@
 """Runs `python -m embark.torchrun`."""
 
 from embark.errors import leave
-from embark.torchrun.launcher import main
+from .launcher import main
 
 leave(main())

@@ -113,7 +113,7 @@ def build_index(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[ItemInde
     and still scores candidates."""
     if trained.spec.model.is_next_item and find_spec("faiss") is None:
         return None, []
-    from embark.trainers.torch.scoring.item_index import build_item_index
+    from .torch.scoring.item_index import build_item_index
 
     try:
         return build_item_index(trained, arrays)
@@ -143,12 +143,12 @@ def open_backend(spec: RunSpec) -> TrainerBackend:
     if wants_jax(spec):
         require_jax(spec)
         with without_garbage_collection():
-            from embark.trainers.jax.trainer import JaxBackend
+            from .jax.trainer import JaxBackend
 
         return JaxBackend()
     require_stack()
     with without_garbage_collection():
-        from embark.trainers.torch.trainer import TorchBackend
+        from .torch.trainer import TorchBackend
 
     return TorchBackend()
 

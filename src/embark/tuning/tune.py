@@ -39,8 +39,8 @@ from embark.store import RunDir, run_uri, write_atomic
 from embark.store.checkpoint_store import EARLY_STOPPING
 from embark.store.run_dir import TUNE
 from embark.trainers import open_backend, wants_jax
-from embark.tuning.search_space import default_space, own_values, parse_search, with_values
 from embark.values import JsonDict, JsonMap, frozen
+from .search_space import default_space, own_values, parse_search, with_values
 
 if TYPE_CHECKING:
     import optuna

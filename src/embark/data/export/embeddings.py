@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from embark.data.export.id_values import TableValues, no_values, read_values
-from embark.data.export.parquet_files import ROW_GROUP_BYTES, ParquetFiles, choose_tables, targets, write_parquet
 from embark.data.kept_maps import find_id_maps
 from embark.errors import UserError
 from embark.store.checkpoint_arrays import CheckpointArrays, table_weight
 from embark.store.checkpoint_inspect import TrainedRun, find_trained
+from .id_values import TableValues, no_values, read_values
+from .parquet_files import ROW_GROUP_BYTES, ParquetFiles, choose_tables, targets, write_parquet
 
 
 def write_embeddings(

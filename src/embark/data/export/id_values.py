@@ -12,14 +12,6 @@ import numpy as np
 import pyarrow as pa
 
 from embark.data import LOOK
-from embark.data.export.parquet_files import (
-    ROW_GROUP_BYTES,
-    ParquetFiles,
-    TableFile,
-    choose_tables,
-    targets,
-    write_parquet,
-)
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.later_rows import PreparedWith
 from embark.data.prepare.tasks import open_reader
@@ -36,6 +28,14 @@ from embark.features.rows import RawRows
 from embark.features.schema import TIME_ROWS
 from embark.store.checkpoint_inspect import find_trained
 from embark.values import frozen
+from .parquet_files import (
+    ROW_GROUP_BYTES,
+    ParquetFiles,
+    TableFile,
+    choose_tables,
+    targets,
+    write_parquet,
+)
 
 _CHUNK_BYTES = 8 << 20
 _WIDE = (1 << 64) - (1 << 53)  # Keys from here on are rather numbers a little below 0.

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from embark.data.export.id_values import data_of
-from embark.data.export.parquet_files import ParquetFiles, TableFile, write_parquet
 from embark.data.prepare.inputs import Inputs
 from embark.data.prepare.later_rows import PreparedWith
 from embark.data.prepare.splits import assign_splits
@@ -24,6 +22,8 @@ from embark.features.arrow.row_parser import Location, RowParser
 from embark.features.rows import RawRows
 from embark.features.values import micros_of
 from embark.spec import DataSpec, moment
+from .id_values import data_of
+from .parquet_files import ParquetFiles, TableFile, write_parquet
 
 _CHUNK_BYTES = 8 << 20
 

@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.rows import Segment, reason_of
-from embark.data.prepare.text_stream import PAD_BYTES, LineChunk, line_chunks, line_segments
 from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask, UInt32s
 from embark.features.made import with_made
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 from embark.features.schema import Schema
 from embark.values import frozen
+from .inputs import InputFile, Inputs
+from .rows import Segment, reason_of
+from .text_stream import PAD_BYTES, LineChunk, line_chunks, line_segments
 
 NUM_DENSE = 13
 NUM_SPARSE = 26

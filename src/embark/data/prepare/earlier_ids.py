@@ -11,8 +11,6 @@ from pathlib import Path
 
 import numpy as np
 
-from embark.data.prepare.id_numbering import IdFiles, KnownIds
-from embark.data.prepare.later_rows import PreparedWith, is_id_map
 from embark.data.prepared.cache import BAD_ARRAY, local_folder, read_manifest
 from embark.data.prepared.manifest import IDS, SEQUENCES, SHARED, shared_tables
 from embark.errors import DataError
@@ -25,6 +23,8 @@ from embark.spec import DataSpec, FeaturesSpec, RunSpec
 from embark.spec.data import is_of_log
 from embark.store import open_store
 from embark.values import JsonDict
+from .id_numbering import IdFiles, KnownIds
+from .later_rows import PreparedWith, is_id_map
 
 _INHERITED = ("encoding", "label_above", "label_is", "decimal", "sparse_columns", "list_columns", "hex_columns",
               "list_delimiter")

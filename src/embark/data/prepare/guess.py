@@ -8,8 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.sampling import (
+from embark.errors import DataError, nearest
+from embark.features.schema import KINDS, MADE, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn, texts
+from embark.features.time_formats import common_formats, fits
+from embark.features.values import DecimalSign, decimal_sign, meaning_of_format, time_formats
+from embark.formatting import shortlist
+from embark.spec import DataSpec, FeaturesSpec, RunSpec, Table, label_columns
+from embark.spec.features import MAX_NAME, bucket_table_name, table_name
+from .inputs import InputFile, Inputs
+from .sampling import (
     CRITEO_COLUMNS,
     WORDS,
     Column,
@@ -26,13 +33,6 @@ from embark.data.prepare.sampling import (
     say_encoding,
     take_sample,
 )
-from embark.errors import DataError, nearest
-from embark.features.schema import KINDS, MADE, TIME_ROWS, LabelColumn, Schema, SparseColumn, TimeColumn, texts
-from embark.features.time_formats import common_formats, fits
-from embark.features.values import DecimalSign, decimal_sign, meaning_of_format, time_formats
-from embark.formatting import shortlist
-from embark.spec import DataSpec, FeaturesSpec, RunSpec, Table, label_columns
-from embark.spec.features import MAX_NAME, bucket_table_name, table_name
 
 _MAX_SHOWN = 12
 _NO_IDS = ("data.prepare.ignored_columns", "data.dense_columns", "weights_column")

@@ -18,7 +18,7 @@ from embark.store import ObjectStore, explain_data, open_store
 from embark.values import frozen
 
 if TYPE_CHECKING:
-    from embark.data.prepare.lake_tables import LakeTable
+    from .lake_tables import LakeTable
 
 _WILD = re.compile(r"[*?[]")
 _TABLE = re.compile(r"(.+)#(version=\d+|snapshot=\d+(?:,schema=\d+)?|ref=[^:]+)(:.+)?")
@@ -125,7 +125,7 @@ class Inputs:
 
     def _table(self, uri: str, version: str) -> LakeTable:
         if (uri, version) not in self._tables:
-            from embark.data.prepare.lake_tables import open_table
+            from .lake_tables import open_table
 
             table = open_table(self, uri, version)
             self._tables[uri, version] = self._tables[uri, table.version.version] = table

@@ -15,12 +15,12 @@ import numpy as np
 import pyarrow as pa
 from pyarrow.parquet import ParquetFile
 
-from embark.data.prepare.inputs import InputFile, Inputs, TableVersion, is_iceberg
-from embark.data.prepare.parquet_view import FileView, open_parquet
 from embark.errors import DataError, EmbarkError, MissingPackage
 from embark.features.arrays import Int64s
 from embark.formatting import redact, shortlist, to_one_line
 from embark.values import JsonDict
+from .inputs import InputFile, Inputs, TableVersion, is_iceberg
+from .parquet_view import FileView, open_parquet
 
 _DELTA_FEATURES = frozenset({
     "columnMapping", "deletionVectors", "timestampNtz", "typeWidening", "typeWidening-preview", "v2Checkpoint",

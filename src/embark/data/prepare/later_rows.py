@@ -11,10 +11,6 @@ from typing import Literal
 import numpy as np
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from embark.data.prepare.inputs import InputFile, Inputs, open_inputs
-from embark.data.prepare.rows import BadRows, SegmentCounts
-from embark.data.prepare.sampling import Sample, take_sample
-from embark.data.prepare.tasks import open_reader
 from embark.data.prepared import MANIFEST, Manifest, PartWriter, Split
 from embark.data.prepared.cache import read_array
 from embark.data.prepared.manifest import NUMBERS, SEQUENCES, Size
@@ -29,6 +25,10 @@ from embark.spec import CANDIDATE, DataSpec, FeaturesSpec, ModelSpec, PrepareSpe
 from embark.spec.features import LEGACY_OPTIONS, legacy_features
 from embark.store import normalize_path
 from embark.values import JsonMap, frozen
+from .inputs import InputFile, Inputs, open_inputs
+from .rows import BadRows, SegmentCounts
+from .sampling import Sample, take_sample
+from .tasks import open_reader
 
 _CHUNK_BYTES = 8 << 20
 _SPLIT: Split = "validation"

@@ -16,12 +16,12 @@ import pyarrow as pa
 import pyarrow.types as types
 from pyarrow.parquet import ParquetFile
 
-from embark.data.prepare.inputs import InputFile, Inputs
 from embark.errors import DataError, EmbarkError
 from embark.features.arrays import Int64s
 from embark.features.arrow.cells import is_list
 from embark.store import explain_data
 from embark.values import JsonMap, frozen
+from .inputs import InputFile, Inputs
 
 _READ_BYTES = 1 << 20  # Bytes of a column that are read at a time.
 

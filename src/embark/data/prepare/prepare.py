@@ -11,23 +11,6 @@ from typing import Any
 import numpy as np
 
 from embark.data.column_report import MAX_ROWS, Problem, unseen_ids
-from embark.data.prepare.budget import Budget, plan_budget
-from embark.data.prepare.earlier_ids import EarlierIds, open_earlier
-from embark.data.prepare.guess import guess_schema
-from embark.data.prepare.id_numbering import IdFiles
-from embark.data.prepare.inputs import InputFile, Inputs, open_inputs, tables_of
-from embark.data.prepare.journal import PREPARING, Journal, differences, shown
-from embark.data.prepare.rows import BadRows, should_give_up
-from embark.data.prepare.splits import (
-    check_splits,
-    describe_time_split,
-    given_starts,
-    newest_starts,
-    time_split_record,
-)
-from embark.data.prepare.statistics_count import time_bins
-from embark.data.prepare.stored import Extent, StoredPreparation, TaskFolder, driver_folder
-from embark.data.prepare.tasks import Kind, Preparation, Task, open_reader
 from embark.data.prepared.manifest import (
     EARLIER,
     IDS,
@@ -54,6 +37,23 @@ from embark.spec import POOLED_KINDS, RunSpec
 from embark.spec.data import is_of_log
 from embark.store import LocalStore, NotFound, ObjectStore, open_store
 from embark.values import JsonDict, JsonMap, frozen
+from .budget import Budget, plan_budget
+from .earlier_ids import EarlierIds, open_earlier
+from .guess import guess_schema
+from .id_numbering import IdFiles
+from .inputs import InputFile, Inputs, open_inputs, tables_of
+from .journal import PREPARING, Journal, differences, shown
+from .rows import BadRows, should_give_up
+from .splits import (
+    check_splits,
+    describe_time_split,
+    given_starts,
+    newest_starts,
+    time_split_record,
+)
+from .statistics_count import time_bins
+from .stored import Extent, StoredPreparation, TaskFolder, driver_folder
+from .tasks import Kind, Preparation, Task, open_reader
 
 SEGMENT_BYTES = 96 << 20
 MIN_SEGMENT_BYTES = 8 << 20
@@ -150,7 +150,7 @@ def preview(spec: RunSpec) -> Preview:
 def _preview_log(
     spec: RunSpec, schema: Schema, files: list[InputFile], earlier: EarlierIds | None
 ) -> Preview:
-    from embark.data.prepare.sequences import describe
+    from .sequences import describe
 
     split = describe_time_split(spec.data) + "; the first item of each user there" \
         if spec.data.prepare.split == "time" else "each user's last item to test, the one before it to validation"
@@ -200,7 +200,7 @@ def _open_inputs(spec: RunSpec) -> tuple[RunSpec, Schema, Inputs, list[InputFile
     if earlier:
         spec = earlier.completed(spec)
     if is_of_log(spec):
-        from embark.data.prepare.sequences import log_options, log_schema
+        from .sequences import log_options, log_schema
 
         prepare = log_options(spec.data.prepare, spec.data.interactions)
         spec = spec.changed(data=spec.data.changed(prepare=prepare))
@@ -230,7 +230,7 @@ def _methods(spec: RunSpec, schema: Schema, earlier: EarlierIds | None) -> tuple
 
 def _budget(spec: RunSpec, schema: Schema, *, has_runs: bool) -> Budget:
     if is_of_log(spec):
-        from embark.data.prepare.sequences import GROUP_BYTES
+        from .sequences import GROUP_BYTES
 
         return plan_budget(spec.data.prepare, schema, has_runs=has_runs, group_bytes=GROUP_BYTES)
     return plan_budget(spec.data.prepare, schema, has_runs=has_runs)
@@ -264,7 +264,7 @@ def prepare(
         if complete is None:
             journal.begin(settings)
             if is_log:
-                from embark.data.prepare.sequences import LogPreparation, LogRun
+                from .sequences import LogPreparation, LogRun
             work = (LogPreparation if is_log else Preparation)(
                 spec, schema, inputs, folder.path, budget, methods, numbers=numbers,
                 known_statistics=earlier.statistics(schema) if earlier else ())

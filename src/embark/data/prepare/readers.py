@@ -14,11 +14,18 @@ import pyarrow.compute as pc
 import pyarrow.csv as arrow_csv
 import pyarrow.types as types
 
-from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.parquet_view import FileView, broken, open_view
-from embark.data.prepare.rows import Segment
-from embark.data.prepare.sampling import Column, refuse_twins, say_encoding
-from embark.data.prepare.text_stream import (
+from embark.errors import DataError, nearest
+from embark.features.arrow.cells import as_bytes, as_text, is_list, is_text, normalize_array
+from embark.features.arrow.row_parser import Location, RowParser, json_array, json_column
+from embark.features.rows import BadRow, RawRows
+from embark.features.schema import Schema
+from embark.features.values import json_line
+from embark.spec import PrepareSpec
+from .inputs import InputFile, Inputs
+from .parquet_view import FileView, broken, open_view
+from .rows import Segment
+from .sampling import Column, refuse_twins, say_encoding
+from .text_stream import (
     BOM,
     MAX_ROW_BYTES,
     RowBlock,
@@ -31,13 +38,6 @@ from embark.data.prepare.text_stream import (
     is_gzip,
     split_rows,
 )
-from embark.errors import DataError, nearest
-from embark.features.arrow.cells import as_bytes, as_text, is_list, is_text, normalize_array
-from embark.features.arrow.row_parser import Location, RowParser, json_array, json_column
-from embark.features.rows import BadRow, RawRows
-from embark.features.schema import Schema
-from embark.features.values import json_line
-from embark.spec import PrepareSpec
 
 _SCAN_BYTES = 8 << 20
 _HEADER_BYTES = 1 << 20

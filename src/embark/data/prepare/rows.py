@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from embark.data.prepare.inputs import InputFile
 from embark.errors import DataError
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 from embark.values import JsonDict, frozen
+from .inputs import InputFile
 
 _VALUE = re.compile(r"b?'(?:[^'\\]|\\.)*'…?|b?\"(?:[^\"\\]|\\.)*\"…?")
 _MAX_EXAMPLES = 5

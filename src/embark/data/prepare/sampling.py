@@ -11,8 +11,6 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.text_stream import BOM, fields_of, head, header_names, is_gzip
 from embark.errors import DataError
 from embark.features.time_formats import common_formats
 from embark.features.values import (
@@ -30,6 +28,8 @@ from embark.features.values import (
 )
 from embark.spec import PrepareSpec
 from embark.values import frozen
+from .inputs import InputFile, Inputs
+from .text_stream import BOM, fields_of, head, header_names, is_gzip
 
 Format = Literal["criteo", "csv", "jsonl", "parquet"]
 Type = Literal["text", "integer", "float", "boolean", "time", "list", "nested"]
@@ -102,7 +102,7 @@ def take_sample(
     first = files[0]
     format = _format_of(prepare, inputs, first)
     if format == "parquet":
-        from embark.data.prepare.readers import sample_parquet
+        from .readers import sample_parquet
 
         return Sample("parquet", sample_parquet(inputs, files, _MAX_ROWS, set(prepare.missing)))
     text = head(inputs, first, _HEAD_BYTES).removeprefix(BOM)
@@ -441,7 +441,7 @@ def _sample_json(prepare: PrepareSpec, file: InputFile, lines: Sequence[bytes]) 
     if not rows:
         raise DataError(f"{file.uri}: none of its first {len(lines):,} lines is a JSON object",
                         fix="write one object a line, or set data.prepare.format")
-    from embark.data.prepare.readers import sample_values
+    from .readers import sample_values
 
     names, missing = dict.fromkeys(name for row in rows for name in row), {"", *prepare.missing}
     return tuple(sample_values(name, [row.get(name) for row in rows], missing) for name in names)

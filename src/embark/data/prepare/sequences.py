@@ -11,15 +11,6 @@ from typing import Any
 import numpy as np
 import tomli_w
 
-from embark.data.prepare import id_numbering
-from embark.data.prepare.guess import find_time_column, find_times
-from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.journal import record_path
-from embark.data.prepare.prepare import Run, parts_of, without_files
-from embark.data.prepare.rows import SegmentCounts
-from embark.data.prepare.sampling import find_called, take_sample
-from embark.data.prepare.stored import Extent
-from embark.data.prepare.tasks import Finish, Preparation, Task
 from embark.data.prepared.manifest import (
     HELD_OUT_ENDS,
     LOG_SPLITS,
@@ -40,6 +31,15 @@ from embark.spec import PrepareSpec, RunSpec
 from embark.spec.data import InteractionsSpec
 from embark.spec.features import table_name
 from embark.values import JsonDict, JsonMap
+from . import id_numbering
+from .guess import find_time_column, find_times
+from .inputs import InputFile, Inputs
+from .journal import record_path
+from .prepare import Run, parts_of, without_files
+from .rows import SegmentCounts
+from .sampling import find_called, take_sample
+from .stored import Extent
+from .tasks import Finish, Preparation, Task
 
 NUM_BUCKETS = 1_024
 GROUP_ROWS = 1 << 20

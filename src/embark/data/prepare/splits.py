@@ -6,8 +6,6 @@ from pathlib import Path
 
 import numpy as np
 
-from embark.data.prepare.inputs import InputFile
-from embark.data.prepare.rows import Segment
 from embark.data.prepared.manifest import SPLITS
 from embark.errors import DataError
 from embark.features.arrays import Bytes, Int64s
@@ -15,6 +13,8 @@ from embark.features.hashing import hash_counters, stream_key, uniform
 from embark.features.rows import RawRows
 from embark.features.values import micros_of, moment_text
 from embark.spec import DataSpec, moment
+from .inputs import InputFile
+from .rows import Segment
 
 _CHUNK_ROWS = 1 << 20
 _NUM_BINS = 1 << 16

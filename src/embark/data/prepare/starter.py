@@ -8,12 +8,12 @@ from pathlib import Path
 
 import tomli_w
 
-from embark.data.prepare.guess import find_time_column, holds_times
-from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.sampling import Column, find_called, holds_numbers, is_zero_one, judge, take_sample
 from embark.formatting import shortlist
 from embark.spec import PrepareSpec
 from embark.values import JsonDict
+from .guess import find_time_column, holds_times
+from .inputs import Inputs
+from .sampling import Column, find_called, holds_numbers, is_zero_one, judge, take_sample
 
 # Trials behind these numbers: bench/LOG.md. A batch of 64 to 128 shares 3,072 to 6,144 negatives.
 NUM_NEGATIVES, DROPOUT = 48, 0.3

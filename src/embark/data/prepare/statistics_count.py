@@ -12,7 +12,6 @@ from pathlib import Path
 
 import numpy as np
 
-from embark.data.prepare.id_numbering import IdFiles, RunKeys, npy_file, partitions
 from embark.data.workers import Report
 from embark.features.arrays import Array, Bytes, Floats, Hashes, Int64s, Mask, is_first
 from embark.features.hashing import hash_counters, stream_key
@@ -20,6 +19,7 @@ from embark.features.statistics import statistic_values
 from embark.spec.features import Statistic
 from embark.store import commit
 from embark.values import frozen
+from .id_numbering import IdFiles, RunKeys, npy_file, partitions
 
 NUM_BINS = 64
 HELD_OUT = NUM_BINS

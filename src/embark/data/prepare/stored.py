@@ -20,16 +20,16 @@ from tempfile import gettempdir
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from embark.data.prepare.journal import ATTEMPTS, PREPARING, SETTINGS, record_path
 from embark.data.workers import Report
 from embark.errors import UserError
 from embark.store import LocalStore, NotFound, ObjectStore, for_each_parallel, open_store, writing
 from embark.store.atomic_file import move
 from embark.store.object_store import PIECE_BYTES
 from embark.values import JsonDict, frozen
+from .journal import ATTEMPTS, PREPARING, SETTINGS, record_path
 
 if TYPE_CHECKING:
-    from embark.data.prepare.tasks import Preparation, Task
+    from .tasks import Preparation, Task
 
 _NUM_PARALLEL = 4  # Pieces that are fetched at once: their memory counts as the task's.
 _ABANDONED_S = 60.0

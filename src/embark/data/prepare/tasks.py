@@ -9,12 +9,6 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 
-from embark.data.prepare import id_numbering, statistics_count
-from embark.data.prepare.inputs import Inputs
-from embark.data.prepare.journal import PREPARING, Journal, record_path
-from embark.data.prepare.rows import Reader, Segment, SegmentCounts
-from embark.data.prepare.splits import TRAIN, assign_splits
-from embark.data.prepare.stored import Extent
 from embark.data.prepared.manifest import IDS, SPLITS
 from embark.data.prepared.parts import PartWriter
 from embark.data.workers import Report
@@ -29,10 +23,16 @@ from embark.features.statistics import ValueStatistics, statistic_columns, with_
 from embark.spec import PrepareSpec, RunSpec
 from embark.store import LocalStore, commit
 from embark.values import JsonDict, frozen
+from . import id_numbering, statistics_count
+from .inputs import Inputs
+from .journal import PREPARING, Journal, record_path
+from .rows import Reader, Segment, SegmentCounts
+from .splits import TRAIN, assign_splits
+from .stored import Extent
 
 if TYPE_CHECKING:
-    from embark.data.prepare.budget import Budget
     from embark.features.arrow.row_parser import RowParser
+    from .budget import Budget
 
 Kind = Literal["times", "read", "stage", "number", "count", "write", "sequence"]
 Finish = Callable[[], JsonDict]  # Waits for the disk and gives the record of what was done.
@@ -376,10 +376,10 @@ def open_reader(schema: Schema, prepare: PrepareSpec, inputs: Inputs, parser: Ro
     """Open the reader of the schema's format; pyarrow is imported only if it needs it. `parser` takes the columns
     instead of the one that makes rows; Criteo's reader has none."""
     if schema.format == "criteo":
-        from embark.data.prepare.criteo_reader import CriteoReader
+        from .criteo_reader import CriteoReader
 
         return CriteoReader(schema, inputs)
-    from embark.data.prepare.readers import CsvReader, JsonLinesReader, ParquetReader
+    from .readers import CsvReader, JsonLinesReader, ParquetReader
 
     readers: dict[str, type[CsvReader | ParquetReader]] = {
         "csv": CsvReader, "jsonl": JsonLinesReader, "parquet": ParquetReader}

@@ -11,11 +11,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from embark.data.prepare.inputs import InputFile, Inputs
-from embark.data.prepare.rows import Segment
 from embark.errors import DataError
 from embark.features.arrays import Bytes, Int64s, Mask
 from embark.values import frozen
+from .inputs import InputFile, Inputs
+from .rows import Segment
 
 PAD_BYTES = 64  # Bytes before and behind the text of a chunk, so that words may be read around its first and last byte.
 MAX_LINE_BYTES = 64 << 10  # A line that does not fit a chunk is read up to here: enough for the error.

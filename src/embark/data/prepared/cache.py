@@ -28,10 +28,6 @@ from typing import cast
 
 import numpy as np
 
-from embark.data.prepared.manifest import LOG_SPLITS, MANIFEST, SEQUENCES, Manifest, Part, Split
-from embark.data.prepared.parts import LocalParts, OpenPart, Parts, PartVerifier, ReadAhead
-from embark.data.prepared.sequences import SequenceSource
-from embark.data.prepared.source import Allocate, PreparedSource
 from embark.errors import DataError, EmbarkError, Fault
 from embark.features.arrays import Array, Int32s, Int64s
 from embark.features.layout import REPAIR, Layout
@@ -40,6 +36,10 @@ from embark.store import LocalStore, NotFound, ObjectStore, explain_data, normal
 from embark.store.errors import RetryPolicy
 from embark.store.run_dir import user_cache
 from embark.values import JsonDict
+from .manifest import LOG_SPLITS, MANIFEST, SEQUENCES, Manifest, Part, Split
+from .parts import LocalParts, OpenPart, Parts, PartVerifier, ReadAhead
+from .sequences import SequenceSource
+from .source import Allocate, PreparedSource
 
 _POLL_S = 0.02
 _MAX_WAIT_S = 120.0

@@ -13,10 +13,10 @@ from typing import BinaryIO, Protocol
 
 import numpy as np
 
-from embark.data.prepared.manifest import BLOCK_ROWS, Manifest, Part, Split
 from embark.errors import DataError
 from embark.features.layout import REPAIR, Block, Layout, Rows, fill
 from embark.store import commit, explain_data
+from .manifest import BLOCK_ROWS, Manifest, Part, Split
 
 _MOST_MAPPED = 4_096  # A process may have 65,530 mappings, the kernel's default.
 _MOST_BLOCKS = 64

@@ -9,12 +9,12 @@ import numpy as np
 
 from embark.data.loader import Batch, check_range
 from embark.data.next_item import NextItemBatches, Users
-from embark.data.prepared.manifest import HELD_OUT_ENDS, LOG_SPLITS, SEQUENCES, Manifest, Part
-from embark.data.prepared.order import EpochOrder, Shuffle, row_order
-from embark.data.prepared.parts import Parts
 from embark.features.arrays import Int32s, Int64s, ragged_positions
 from embark.features.layout import Block
 from embark.spec import DataSpec, ModelSpec
+from .manifest import HELD_OUT_ENDS, LOG_SPLITS, SEQUENCES, Manifest, Part
+from .order import EpochOrder, Shuffle, row_order
+from .parts import Parts
 
 _MOST_ORDERS = 3
 _MOST_ROW_ORDERS = 64

@@ -13,9 +13,6 @@ from itertools import accumulate, groupby
 import numpy as np
 
 from embark.data.loader import Batch
-from embark.data.prepared.manifest import NUMBERS, Manifest, Part, label_columns_of
-from embark.data.prepared.order import BlockSlice, EpochOrder, Shuffle, block_table, row_key, row_order
-from embark.data.prepared.parts import Parts
 from embark.data.task_labels import task_labels
 from embark.errors import DataError
 from embark.features.arrays import Array, Bytes, Int32s, Int64s, UInt32s, ragged_positions
@@ -24,6 +21,9 @@ from embark.features.numbers import Numbers, read_numbers
 from embark.formatting import shortlist
 from embark.spec import DataSpec, Table, Task
 from embark.values import frozen
+from .manifest import NUMBERS, Manifest, Part, label_columns_of
+from .order import BlockSlice, EpochOrder, Shuffle, block_table, row_key, row_order
+from .parts import Parts
 
 Allocate = Callable[[int], Bytes]  # Returns a buffer of this size, aligned to 16 bytes.
 Rows = slice | Int64s  # Rows of a block: consecutive ones, or their numbers.

@@ -3,10 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from embark.data.stream.records import Message, Offset, Offsets
 from embark.errors import DataError, UserError
 from embark.spec import StreamSpec, file_of
 from embark.spec.user_code import load_user_class, location_of, user_call, user_errors
+from .records import Message, Offset, Offsets
 
 _CALL = "poll(self, offset, timeout_s)"
 

@@ -17,11 +17,11 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from embark.data.stream.records import Message, Offset, Row
 from embark.errors import DataError
 from embark.features.values import event_time_s, json_object
 from embark.formatting import to_one_line
 from embark.values import JsonDict, frozen
+from .records import Message, Offset, Row
 
 COUNTS = ("num_rows", "num_late", "num_unreadable", "num_labels", "num_labels_joined", "num_labels_unmatched",
           "num_without_label")

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Literal
 from zlib import crc32
 
-from embark.data.stream.records import Message, Offsets, Row
 from embark.errors import DataError, EmbarkError, Fault
 from embark.features.values import json_object
 from embark.store import NotFound, ObjectStore, open_store
+from .records import Message, Offsets, Row
 
 KINDS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".csv", ".csv.gz", ".parquet")
 AT_A_TIME = 1_000

@@ -8,9 +8,9 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, OFFSET_END, TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as Partition
 
-from embark.data.stream.records import Message, Offsets
 from embark.errors import DataError, Fault, UserError
 from embark.spec import StreamSpec
+from .records import Message, Offsets
 
 AT_A_TIME = 500
 MANY, FEW = 5_000, 1_000  # Records in memory at which a partition is paused, and resumed.

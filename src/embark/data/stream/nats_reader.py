@@ -15,10 +15,10 @@ from nats.errors import TimeoutError as NoMessage
 from nats.js.api import AckPolicy, ConsumerConfig, DeliverPolicy, RetentionPolicy, StreamConfig
 from nats.js.errors import NotFoundError
 
-from embark.data.stream.records import Message, Offsets
 from embark.errors import DataError, Fault, UserError
 from embark.spec import StreamSpec
 from embark.values import JsonDict, JsonMap
+from .records import Message, Offsets
 
 T = TypeVar("T")
 AT_A_TIME = 500

@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
-from embark.data.stream.records import StreamReader
 from embark.errors import MissingPackage, UserError
 from embark.spec import RunSpec
 from embark.values import JsonDict
+from .records import StreamReader
 
 OPTIONS = "EMBARK_STREAM_OPTIONS"
 
@@ -21,19 +21,19 @@ def open_reader(spec: RunSpec, run_uri: str) -> StreamReader:
     stream, name = spec.stream, run_uri.rpartition("/")[2]
     _check_servers(spec)
     if stream.source == "files":
-        from embark.data.stream.files_reader import FilesReader
+        from .files_reader import FilesReader
 
         return FilesReader(stream.path, stream.late_files)
     if stream.is_custom:
-        from embark.data.stream.custom_reader import CustomReader
+        from .custom_reader import CustomReader
 
         return CustomReader(stream)
     with _needs_client(stream.source):
         if stream.source == "kafka":
-            from embark.data.stream.kafka_reader import KafkaReader
+            from .kafka_reader import KafkaReader
 
             return KafkaReader(stream, name, client_options())
-        from embark.data.stream.nats_reader import NatsReader
+        from .nats_reader import NatsReader
 
         return NatsReader(stream, f"{name}-{sha256(run_uri.encode()).hexdigest()[:8]}", client_options())
 
@@ -45,7 +45,7 @@ def make_streams(spec: RunSpec) -> list[str]:
                         fix="leave it out; topics of Kafka are made with its own tools")
     _check_servers(spec)
     with _needs_client("nats"):
-        from embark.data.stream import nats_reader
+        from . import nats_reader
     return nats_reader.make_streams(spec.stream, spec.name, client_options())
 
 

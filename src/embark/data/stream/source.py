@@ -14,11 +14,6 @@ import numpy as np
 from embark.data.loader import Batch
 from embark.data.prepare.later_rows import PreparedWith
 from embark.data.prepared.cache import read_manifest
-from embark.data.stream.event_order import COUNTS, EventOrder, OrderSettings, OrderState
-from embark.data.stream.files_reader import read_records
-from embark.data.stream.open_reader import open_reader
-from embark.data.stream.records import Message, Row, StreamReader, StreamStopped
-from embark.data.stream.usable import DeadLetters, RowCheck, parsed
 from embark.data.task_labels import task_labels
 from embark.errors import DataError, UserError
 from embark.events.heartbeat import beat
@@ -31,6 +26,11 @@ from embark.formatting import format_count
 from embark.spec import PrepareSpec, RunSpec, label_columns
 from embark.store import Checkpoint, CheckpointStore
 from embark.values import JsonDict
+from .event_order import COUNTS, EventOrder, OrderSettings, OrderState
+from .files_reader import read_records
+from .open_reader import open_reader
+from .records import Message, Row, StreamReader, StreamStopped
+from .usable import DeadLetters, RowCheck, parsed
 
 STREAM_FILE = "stream.json"  # A file of checkpoints.
 ENDLESS_STEPS = 1 << 40

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from embark.data.stream.event_order import OrderSettings
-from embark.data.stream.records import Message, Row
 from embark.errors import EmbarkError
 from embark.features.rows import RawRows
 from embark.features.values import json_object
 from embark.values import JsonDict, frozen
+from .event_order import OrderSettings
+from .records import Message, Row
 
 MAX_RECORD_BYTES = 16 << 20
 FIRST_LETTERS, LATER_LETTERS = 20, 1_000  # Of each reason the first records are kept, then one of so many.

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from embark.events.events import Event, Sink
-from embark.events.sinks.terminal import Encoded, ProgressLine, TerminalView
+from .terminal import Encoded, ProgressLine, TerminalView
 
 WIDTH = 112  # Characters of a line.
 LABEL_WIDTH = 12

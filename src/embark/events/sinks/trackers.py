@@ -14,11 +14,11 @@ from typing import Any, Literal
 
 from embark.events.events import Event
 from embark.events.metrics import readings
-from embark.events.sinks.services import NewestReadings, SendingSink, batched, require_packages
-from embark.events.sinks.tensorboard import STEPS, tag_of
 from embark.formatting import redact
 from embark.spec import flatten
 from embark.values import JsonDict, JsonMap, frozen
+from .services import NewestReadings, SendingSink, batched, require_packages
+from .tensorboard import STEPS, tag_of
 
 MAX_WAITING = 20_000  # Points kept for a service that does not answer; then the oldest are dropped.
 MAX_AT_ONCE = 1000  # MLflow takes so many metrics in a request, and a tenth of them as parameters.

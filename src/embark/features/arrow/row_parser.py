@@ -13,19 +13,19 @@ import pyarrow as pa
 
 from embark.errors import DataError
 from embark.features.arrays import Floats, Int64s, Mask
-from embark.features.arrow.cells import (
-    LARGEST,
-    CellParser,
-    SparseCells,
-    normalize_array,
-)
-from embark.features.arrow.times import Times, parse_times
 from embark.features.made import with_made
 from embark.features.rows import MAX_QUOTED, BadRow, RawRows
 from embark.features.schema import TIME_ROWS, LabelColumn, Schema, texts
 from embark.features.values import DecimalSign, json_cell, meaning_of_format
 from embark.spec import PrepareSpec
 from embark.values import JsonMap, frozen
+from .cells import (
+    LARGEST,
+    CellParser,
+    SparseCells,
+    normalize_array,
+)
+from .times import Times, parse_times
 
 SplitCell = Callable[[str], list[str]]
 _MAX_CELL_CHARS = 40

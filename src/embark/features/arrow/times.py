@@ -12,7 +12,6 @@ import pyarrow.types as types
 
 from embark.errors import DataError
 from embark.features.arrays import Array, Doubles, Int64s, Mask
-from embark.features.arrow.cells import CellParser, SparseCells, as_text, is_text, trim
 from embark.features.time_formats import num_digits
 from embark.features.values import (
     ISO_PATTERNS,
@@ -25,6 +24,7 @@ from embark.features.values import (
 )
 from embark.spec.time_formats import MONTHS, time_pattern
 from embark.values import frozen
+from .cells import CellParser, SparseCells, as_text, is_text, trim
 
 _MICROS = pa.timestamp("us")
 _EPOCH = datetime(1970, 1, 1)

@@ -15,7 +15,6 @@ from typing import Any, Literal
 from embark.errors import EmbarkError, Fault, UserError
 from embark.formatting import to_one_line
 from embark.launch.backend import Resource, explain
-from embark.launch.backends.machines import RUN_FOLDER
 from embark.launch.shell import CommandResult, Shell
 from embark.launch.supervisor_client import Host, ssh_words
 from embark.render.clouds import aws, azure, gcp
@@ -23,6 +22,7 @@ from embark.render.job import Job
 from embark.render.shell_text import LOGINS, Step, job_steps, job_words, split_words, substitute
 from embark.store import write_atomic
 from embark.values import JsonDict, frozen, read_table
+from .machines import RUN_FOLDER
 
 CHANGE_S = 1200.0  # Limit of a command that creates or deletes something: some return only when it is done.
 SESSION_MANAGER_S = 20.0

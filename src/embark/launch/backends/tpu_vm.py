@@ -7,8 +7,6 @@ A request may be granted in the middle of the night, so the hosts' job goes with
 from embark.catalog import load_catalog
 from embark.formatting import to_one_line
 from embark.launch.backend import LaunchRequest, Resource, RunHandle, Status
-from embark.launch.backends.clouds import CloudCommands, from_environment, gcp_project
-from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend, end_later
 from embark.launch.run_registry import registry_dir
 from embark.launch.supervisor_client import Host, SupervisorState, job_json, names_of, pack_files, status_of
 from embark.render.clouds.gcp import account_steps
@@ -21,6 +19,8 @@ from embark.spec import RunSpec
 from embark.store import write_atomic
 from embark.store.atomic_file import scratch_for
 from embark.values import JsonDict
+from .clouds import CloudCommands, from_environment, gcp_project
+from .machines import RUN_FOLDER, Existing, MachinesBackend, end_later
 
 STARTUP = "startup.sh"
 WAITING = {

@@ -10,8 +10,6 @@ from dataclasses import replace
 from embark.catalog import load_catalog
 from embark.formatting import format_usd, pluralize
 from embark.launch.backend import LaunchRequest, Replica, Resource, RunHandle, Status
-from embark.launch.backends.clouds import CLOUDS, Cloud, Machine
-from embark.launch.backends.machines import RUN_FOLDER, Existing, MachinesBackend, end_later, submitted_s
 from embark.launch.run_registry import registry_dir
 from embark.launch.supervisor_client import (
     Host,
@@ -30,6 +28,8 @@ from embark.render.shell_text import quote, script
 from embark.render.targets.vm_node import node_program, off_program, refuse_volume, setup_program
 from embark.render.wheel import wheel_bytes, wheel_name
 from embark.spec import RunSpec
+from .clouds import CLOUDS, Cloud, Machine
+from .machines import RUN_FOLDER, Existing, MachinesBackend, end_later, submitted_s
 
 READY = "/run/embark-ready"  # Gone after a reboot, and with it what was on the machine's own disks.
 

@@ -11,9 +11,9 @@ from embark.lint.edits import replace_within
 from embark.lint.manifests import Manifests, Setting, settings
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits, Rule
-from embark.lint.rules import aws_azure, files, following, gcp, jobs, kubeflow, rendezvous, serving, slurm
 from embark.lint.shell import Command
 from embark.values import read_table
+from . import aws_azure, files, following, gcp, jobs, kubeflow, rendezvous, serving, slurm
 
 SUBJECTS: dict[str, Callable[[Manifests], Iterable[Any]]] = {
     "manifests": lambda manifests: [manifests], "job": lambda manifests: manifests.jobs,

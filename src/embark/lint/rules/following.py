@@ -11,9 +11,9 @@ from embark.lint.manifests import Manifests
 from embark.lint.pods import Container, PodTemplate
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits
-from embark.lint.rules.serving import SCALERS
 from embark.render.serving import MIN_RETENTION_S, published_uri
 from embark.spec import RunSpec, parse_spec
+from .serving import SCALERS
 
 _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 

@@ -12,11 +12,11 @@ from embark.lint.manifests import Manifests
 from embark.lint.pods import Container, PodTemplate
 from embark.lint.read import Document
 from embark.lint.rule import Hit, Hits
-from embark.lint.rules.jobs import GRACE_FIELD
 from embark.render.serving import GIB, versions_gib
 from embark.render.targets.endpoints import ARTIFACT
 from embark.render.targets.serve import PORT, TABLE_BYTES, TOKEN
 from embark.spec import DRAIN_S
+from .jobs import GRACE_FIELD
 
 SCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 MONITORS = ("PodMonitor", "PodMonitoring", "ServiceMonitor", "ClusterPodMonitoring")

@@ -22,10 +22,10 @@ from embark.render.serving import (
     server_name,
 )
 from embark.render.shell_text import job_text
-from embark.render.targets.serve import TABLE_BYTES, start_s
-from embark.render.targets.vm_node import acr_name
 from embark.spec import DRAIN_S, file_of
 from embark.values import JsonDict
+from .serve import TABLE_BYTES, start_s
+from .vm_node import acr_name
 
 PORT = 8080  # SageMaker and, by default, Vertex AI and Cloud Run look for a server on this port only.
 ARTIFACT = "EMBARK_SERVE_ARTIFACT"

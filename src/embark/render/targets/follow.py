@@ -28,9 +28,9 @@ from embark.render.serving import (
     published_uri,
 )
 from embark.render.shell_text import job_text
-from embark.render.targets.serve import PROMETHEUS_NAMESPACES, peers, render_serve
 from embark.render.yaml_text import note, plain
 from embark.spec import file_of
+from .serve import PROMETHEUS_NAMESPACES, peers, render_serve
 
 FILE, BROKER_FILE, TOPICS_FILE = "follow.yaml", "nats.yaml", "kafka_topics.yaml"
 TRAINER, PUBLISHER, BROKER = ({COMPONENT: name} for name in ("trainer", "publisher", "broker"))

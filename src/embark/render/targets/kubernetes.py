@@ -21,10 +21,10 @@ from embark.render.pod import (
 )
 from embark.render.serving import artifact_of, export_bytes, export_memory_gib
 from embark.render.shell_text import job_text, python_text, script_file
-from embark.render.targets.serve import start_s
 from embark.render.volumes import needs_copy, volume_text
 from embark.render.yaml_text import note, plain
 from embark.values import JsonDict
+from .serve import start_s
 
 MANIFESTS = {
     "job": ("kubernetes_job.yaml", "job.batch"),

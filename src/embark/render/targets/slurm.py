@@ -11,9 +11,9 @@ from embark.render.job import EXITS, Job, Setting, make_job
 from embark.render.pod import storage_settings
 from embark.render.settings import MAX_THREADS, settings_of
 from embark.render.shell_text import Shell, quote, render_template
-from embark.render.targets.kubernetes import RETRIES_PER_NODE
 from embark.render.yaml_text import header
 from embark.spec import RunSpec, to_toml, with_absolute_paths
+from .kubernetes import RETRIES_PER_NODE
 
 SCRIPT = "slurm_job.sh"
 GRACE_S = 120  # Time to save before the time limit, and after a notice of preemption if the partition gives as much.

@@ -8,9 +8,9 @@ from embark.render.folder import Files
 from embark.render.job import Job
 from embark.render.settings import grace_s, settings_of
 from embark.render.shell_text import Shell, Words, job_text, job_words, quote, script_file
-from embark.render.targets.vm_node import FINAL_CODES, OFF_PROGRAM, STATE, VENV, off_program, off_unit
 from embark.render.wheel import WHEELS, fetch_text, upload_words, wheel_requirement
 from embark.values import JsonDict
+from .vm_node import FINAL_CODES, OFF_PROGRAM, STATE, VENV, off_program, off_unit
 
 RUNTIME_VERSIONS = {
     "v2": "tpu-ubuntu2204-base",

@@ -14,12 +14,12 @@ from embark.run.evaluation import STATE_SIZE
 from embark.spec import Table
 from embark.store import RunDir
 from embark.store.checkpoint_arrays import CheckpointArrays, TensorChunk, of_another_model, table_weight, unsharded
-from embark.trainers.jax.network import ROWS_PER_BLOCK, initial_rows
-from embark.trainers.jax.state import initial_state, make_state, table_pieces
-from embark.trainers.jax.step import weight_shapes
+from .network import ROWS_PER_BLOCK, initial_rows
+from .state import initial_state, make_state, table_pieces
+from .step import weight_shapes
 
 if TYPE_CHECKING:
-    from embark.trainers.jax.trainer import JaxTrainer
+    from .trainer import JaxTrainer
 
 CHANNEL = "save"
 METRICS = "metrics"

@@ -23,8 +23,8 @@ from jax.sharding import PartitionSpec
 
 from embark.model.jax_layout import Group
 from embark.spec import TrainSpec
-from embark.trainers.jax.network import row_steps
 from embark.values import frozen
+from .network import row_steps
 
 AXIS = "devices"
 BATCH_AXES = {"dense": 0, "ids": 1, "label": 0, "valid": 0}

@@ -10,9 +10,9 @@ from embark.data.loader import Prefetcher, Share
 from embark.features.arrays import Array, Int32s
 from embark.model.jax_layout import NUM_AHEAD, Group, Layout, capacity_for
 from embark.spec import RunSpec
-from embark.trainers.jax.exchange import BATCH_AXES
-from embark.trainers.jax.world import World
 from embark.values import JsonDict
+from .exchange import BATCH_AXES
+from .world import World
 
 DeviceBatch = JsonDict
 MOST_LOOKED_AT = 8  # Devices whose part of the first batch is counted.

@@ -16,11 +16,11 @@ from embark.features.arrays import Array
 from embark.model.jax_layout import Group, Layout, TablePlacement
 from embark.model.work import DENSE_STATES
 from embark.spec import RunSpec, Table
-from embark.trainers.jax.exchange import AXIS
-from embark.trainers.jax.network import ROWS_PER_BLOCK, initial_dense, initial_rows
-from embark.trainers.jax.step import State, state_shapes
-from embark.trainers.jax.world import World
 from embark.values import JsonDict
+from .exchange import AXIS
+from .network import ROWS_PER_BLOCK, initial_dense, initial_rows
+from .step import State, state_shapes
+from .world import World
 
 RowsOf = Callable[[Table, int], Array]
 """Maps a table and the number of a block of `ROWS_PER_BLOCK` rows to those rows."""

@@ -15,9 +15,9 @@ from embark.model.jax_layout import Layout
 from embark.model.work import DENSE_STATES
 from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS, metrics_of
 from embark.spec import RunSpec
-from embark.trainers.jax.exchange import AXIS, BATCH_AXES, Exchange, WantedRows, samples_on
-from embark.trainers.jax.network import dense_shapes, logits_of, row_state, update_dense
 from embark.values import JsonDict, frozen
+from .exchange import AXIS, BATCH_AXES, Exchange, WantedRows, samples_on
+from .network import dense_shapes, logits_of, row_state, update_dense
 
 State = JsonDict
 """`tables` and `slots` by group, `dense` and `dense_state` by weight, and the histograms `counts`."""

@@ -23,12 +23,12 @@ from embark.run.host import peak_resident_bytes
 from embark.spec import PlaceSpec, RunSpec
 from embark.store import RunDir
 from embark.store.run_dir import compiled_code_folder
-from embark.trainers.jax.checkpoint import JaxCheckpointer
-from embark.trainers.jax.prefetch import DeviceBatch, capacities, to_devices, train_batches
-from embark.trainers.jax.state import empty_counts
-from embark.trainers.jax.step import State, Window, make_programs, state_shapes, weight_shapes
-from embark.trainers.jax.world import World, join
 from embark.values import JsonDict, frozen
+from .checkpoint import JaxCheckpointer
+from .prefetch import DeviceBatch, capacities, to_devices, train_batches
+from .state import empty_counts
+from .step import State, Window, make_programs, state_shapes, weight_shapes
+from .world import World, join
 
 MAX_FLAGS = 256  # Steps whose flags may wait on the devices.
 

@@ -16,8 +16,8 @@ from jax.sharding import PartitionSpec as P
 from embark.errors import Fault, UserError
 from embark.features.arrays import Array
 from embark.spec import PlaceSpec
-from embark.trainers.jax.exchange import AXIS, samples_on
 from embark.values import frozen
+from .exchange import AXIS, samples_on
 
 DEFAULT_PORT = 29500
 MAX_SILENCE_S = 100  # Silence after which a process counts as dead: JAX's own limit.

@@ -4,7 +4,7 @@ import logging
 import os
 import warnings
 
-from embark.trainers.torch import lazy_imports
+from . import lazy_imports
 
 lazy_imports.install()
 # OpenMP's threads spin while they wait. Beside any other busy process that makes a step on a CPU twenty times

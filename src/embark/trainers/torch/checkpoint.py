@@ -16,10 +16,10 @@ from embark.run.checkpointer import Checkpointer
 from embark.store import RunDir
 from embark.store.checkpoint_arrays import CheckpointArrays, TensorChunk
 from embark.store.object_store import for_each_parallel
-from embark.trainers.torch.dynamic.id_map import MapPart
+from .dynamic.id_map import MapPart
 
 if TYPE_CHECKING:
-    from embark.trainers.torch.trainer import TorchTrainer
+    from .trainer import TorchTrainer
 
 READ_BYTES = 32 << 20  # Host memory that one thread takes at a time, however large the table.
 NUM_READERS = 8

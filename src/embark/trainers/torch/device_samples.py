@@ -38,7 +38,7 @@ class DeviceSampler:
     """Draws samples on one device. Only `correct` waits for the device."""
 
     def __init__(self, source: SyntheticSource, device: torch.device) -> None:
-        from embark.trainers.torch.sample_kernels import LOGARITHM, NEITHER, POWER
+        from .sample_kernels import LOGARITHM, NEITHER, POWER
 
         def on_device(values: object, dtype: torch.dtype) -> Tensor:
             return torch.from_numpy(np.asarray(values)).to(device, dtype)
@@ -67,7 +67,7 @@ class DeviceSampler:
 
     def draw(self, split: int, spans: Sequence[tuple[int, int]], to: Samples) -> tuple[Tensor, Tensor]:
         """Fill each batch with the samples of its span; returns, [K, B] each, which are uncertain, and the logits."""
-        from embark.trainers.torch.sample_kernels import draw_samples
+        from .sample_kernels import draw_samples
 
         is_cuda = self._device.type == "cuda"
         is_uncertain = torch.empty(to.label.shape, dtype=torch.int8, device=self._device)

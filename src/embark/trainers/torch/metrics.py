@@ -8,7 +8,7 @@ from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embark.events.drift import LOGITS, NUM_SCORE_BINS
 from embark.run.evaluation import LARGEST_LOGIT, NUM_BINS, STATE_SIZE, exact_auc, metrics_from, metrics_of
-from embark.trainers.torch.world import World
+from .world import World
 
 
 def sums_of(logits: Tensor, label: Tensor, is_counted: Tensor | None = None) -> Tensor:

@@ -19,11 +19,11 @@ from torchrec.modules.embedding_modules import EmbeddingBagCollection, Embedding
 from torchrec.sparse.jagged_tensor import JaggedTensor, KeyedJaggedTensor, KeyedTensor
 
 from embark.spec import ModelSpec, StoredTable, TrainSpec
-from embark.trainers.torch.batch import DeviceBatch
-from embark.trainers.torch.networks import dense_network
-from embark.trainers.torch.networks.field_networks import of_members
-from embark.trainers.torch.networks.jagged import JaggedSequence
-from embark.trainers.torch.task_metrics import TaskLoss
+from .batch import DeviceBatch
+from .networks import dense_network
+from .networks.field_networks import of_members
+from .networks.jagged import JaggedSequence
+from .task_metrics import TaskLoss
 
 torch.fx.wrap("of_members")  # the train pipeline traces the model; whether it trains is known only when it runs
 

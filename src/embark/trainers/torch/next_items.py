@@ -19,8 +19,8 @@ from embark.features.arrays import Int32s, Int64s
 from embark.run.evaluation import ratio
 from embark.run.retrieval_metrics import metrics_of_ranks, ranking_metrics, sums_of_ranks
 from embark.spec import ModelSpec
-from embark.trainers.torch.batch import DeviceBatch
-from embark.trainers.torch.world import World
+from .batch import DeviceBatch
+from .world import World
 
 TOP = 10  # The K of the metrics that early stopping may take.
 ITEMS_AT_ONCE, USERS_AT_ONCE = 1 << 13, 1 << 16

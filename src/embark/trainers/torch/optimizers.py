@@ -15,7 +15,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 from embark.model.placement import optimizer_of, tables_by_name
 from embark.model.steps import dense_rate, rate_factor
 from embark.spec import RunSpec, TrainSpec
-from embark.trainers.torch.model import WithoutValues
+from .model import WithoutValues
 
 TABLE_OPTIMIZERS: dict[str, type[torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,

@@ -35,9 +35,9 @@ from embark.model.sharding import (
 from embark.run.host import host_bytes
 from embark.spec import RunSpec, StoredTable
 from embark.spec.sequence import EMBEDDING_SHARDINGS
-from embark.trainers.torch.model import table_collections
-from embark.trainers.torch.optimizers import fuse_into_backward
-from embark.trainers.torch.world import World
+from .model import table_collections
+from .optimizers import fuse_into_backward
+from .world import World
 
 
 class AnywhereSharder(EmbeddingBagCollectionSharder):

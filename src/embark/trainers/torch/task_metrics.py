@@ -12,8 +12,8 @@ from embark.errors import UserError
 from embark.run.evaluation import NUM_BINS
 from embark.run.task_metrics import combine, metrics_of_task, state_size
 from embark.spec import Task
-from embark.trainers.torch.metrics import HeldOut, logit_bins
-from embark.trainers.torch.world import World
+from .metrics import HeldOut, logit_bins
+from .world import World
 
 _NOT_THERE = -1e9  # Score of a row without a label; −∞ would make the gradient of a list without any NaN.
 

@@ -33,21 +33,21 @@ from embark.spec import ModelSpec, PlaceSpec, RunSpec, TrainSpec
 from embark.spec.tasks import list_size_of
 from embark.store import RunDir
 from embark.store.run_dir import compiled_code_folder
-from embark.trainers.torch.batch import DeviceBatch, ToDevice, pinned
-from embark.trainers.torch.checkpoint import TorchCheckpointer
-from embark.trainers.torch.cpu_lookup import use_fast_cpu_lookup, use_lookup_of_bf16
-from embark.trainers.torch.device_samples import DeviceDrawnSource
-from embark.trainers.torch.dynamic.tables import DynamicTables
-from embark.trainers.torch.engines.pipeline import BatchRange, Engine, EngineInputs, PipelineEngine
-from embark.trainers.torch.metrics import HeldOut, MetricWindow
-from embark.trainers.torch.model import Recommender, SequenceRecommender, WithoutValues, fill_tables
-from embark.trainers.torch.networks.layers import center_units, seed_dropout
-from embark.trainers.torch.networks.sequences import NextItem
-from embark.trainers.torch.networks.trace_network import trace_network
-from embark.trainers.torch.next_items import NextItemEvaluator
-from embark.trainers.torch.optimizers import fuse_into_backward, make_optimizers
-from embark.trainers.torch.phases import InputWaits, Profiler
-from embark.trainers.torch.sharding import (
+from .batch import DeviceBatch, ToDevice, pinned
+from .checkpoint import TorchCheckpointer
+from .cpu_lookup import use_fast_cpu_lookup, use_lookup_of_bf16
+from .device_samples import DeviceDrawnSource
+from .dynamic.tables import DynamicTables
+from .engines.pipeline import BatchRange, Engine, EngineInputs, PipelineEngine
+from .metrics import HeldOut, MetricWindow
+from .model import Recommender, SequenceRecommender, WithoutValues, fill_tables
+from .networks.layers import center_units, seed_dropout
+from .networks.sequences import NextItem
+from .networks.trace_network import trace_network
+from .next_items import NextItemEvaluator
+from .optimizers import fuse_into_backward, make_optimizers
+from .phases import InputWaits, Profiler
+from .sharding import (
     describe,
     has_tables_on_the_host,
     make_plan,
@@ -55,9 +55,9 @@ from embark.trainers.torch.sharding import (
     sharded_collections,
     sharded_tables,
 )
-from embark.trainers.torch.task_metrics import TaskHeldOut, TaskWindow
-from embark.trainers.torch.two_tower import RetrievalEvaluator, SoftmaxWindow, TwoTowers, negatives_adder, read_catalog
-from embark.trainers.torch.world import World, explain, join
+from .task_metrics import TaskHeldOut, TaskWindow
+from .two_tower import RetrievalEvaluator, SoftmaxWindow, TwoTowers, negatives_adder, read_catalog
+from .world import World, explain, join
 
 NUM_FIRST_ROWS = 8192
 """Training rows that say where the dense columns lie when the weights are initialized."""
@@ -268,7 +268,7 @@ def make_engine(inputs: EngineInputs, source: SampleSource) -> Engine:
     on_host = has_tables_on_the_host(inputs.plan)
     obstacle = cuda_graph_obstacle(spec, device, has_tables_on_host=on_host, num_ranks=inputs.world.world_size)
     if device == "cuda" and not obstacle:
-        from embark.trainers.torch.engines.cuda_graph.engine import capture_obstacle
+        from .engines.cuda_graph.engine import capture_obstacle
 
         obstacle = capture_obstacle(inputs)
     engine, reason = select_engine(spec, device, obstacle)
@@ -276,6 +276,6 @@ def make_engine(inputs: EngineInputs, source: SampleSource) -> Engine:
         if on_host:
             reason += ", and their rows are fetched one batch ahead"
         return PipelineEngine(inputs, f"TorchRec's pipeline; {reason}", must_prefetch=on_host)
-    from embark.trainers.torch.engines.cuda_graph.engine import make_cuda_graph_engine
+    from .engines.cuda_graph.engine import make_cuda_graph_engine
 
     return make_cuda_graph_engine(inputs, source, reason)

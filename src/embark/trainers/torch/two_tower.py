@@ -19,12 +19,12 @@ from embark.errors import Mistake, SpecError
 from embark.run.evaluation import NUM_BINS
 from embark.run.retrieval_metrics import SUMS, ranking_metrics, ranking_sums
 from embark.spec import RunSpec
-from embark.trainers.torch.batch import DeviceBatch, ToDevice
-from embark.trainers.torch.metrics import MetricWindow
-from embark.trainers.torch.model import ordered_values, tables_without_values
-from embark.trainers.torch.networks.rank_values import from_all_ranks, gathered
-from embark.trainers.torch.networks.two_tower import TwoTowerNetwork
-from embark.trainers.torch.world import World
+from .batch import DeviceBatch, ToDevice
+from .metrics import MetricWindow
+from .model import ordered_values, tables_without_values
+from .networks.rank_values import from_all_ranks, gathered
+from .networks.two_tower import TwoTowerNetwork
+from .world import World
 
 _NO_CANDIDATE = -1e30  # Score of an item that is no candidate: not −∞, which times 0 is no number.
 SCORES_AT_ONCE = 1 << 24  # Scores of users and items that the exact search holds at once.

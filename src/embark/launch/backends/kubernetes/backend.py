@@ -23,15 +23,15 @@ from embark.launch.backend import (
     Status,
     read_logs,
 )
-from embark.launch.backends.kubernetes.kubectl import Cluster, Kubectl, classify_error
-from embark.launch.backends.kubernetes.pods import PodLogPosition, PodStatus
-from embark.launch.backends.kubernetes.status import KINDS, RunKind, event_of, failed_condition, status_of
 from embark.launch.shell import CommandResult, Shell
 from embark.lint.rendered import render_spec
 from embark.render.job import Job, make_job
 from embark.render.targets.kubernetes import MANIFESTS
 from embark.spec import RunSpec
 from embark.values import JsonDict
+from .kubectl import Cluster, Kubectl, classify_error
+from .pods import PodLogPosition, PodStatus
+from .status import KINDS, RunKind, event_of, failed_condition, status_of
 
 CONTRACT = "embark doctor --cloud SPEC checks all that the cluster must have"
 END_MARGIN_S = 60.0  # Beyond the pods' grace, until a deleted job is gone.

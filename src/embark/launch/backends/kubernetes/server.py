@@ -13,10 +13,6 @@ from embark.kubernetes.objects import at, condition_of, name_of, texts
 from embark.kubernetes.pods import room_for
 from embark.launch.backend import CancelResult, LaunchRequest, Reason, Replica, Resource, RunEvent, RunHandle, Status
 from embark.launch.backend import time_s as to_time_s
-from embark.launch.backends.kubernetes.backend import Kubernetes, require_image
-from embark.launch.backends.kubernetes.kubectl import Kubectl, NoSuchKind
-from embark.launch.backends.kubernetes.pods import PodStatus
-from embark.launch.backends.kubernetes.status import RunKind
 from embark.render.job import make_job
 from embark.render.monitoring import MONITOR_RESOURCES
 from embark.render.serving import artifact_of, broker_name, memory_gib, secret_commands, server_name
@@ -26,6 +22,10 @@ from embark.render.targets.serve import CONTAINER, FILES, GRACE_S, METRICS_FILE,
 from embark.render.yaml_text import plain
 from embark.spec import RunSpec
 from embark.values import JsonDict, JsonMap
+from .backend import Kubernetes, require_image
+from .kubectl import Kubectl, NoSuchKind
+from .pods import PodStatus
+from .status import RunKind
 
 KINDS = {"serve": RunKind("deployment.apps", CONTAINER["serve"]),
          "kserve": RunKind("inferenceservice.serving.kserve.io", CONTAINER["kserve"]),

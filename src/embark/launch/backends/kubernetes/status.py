@@ -20,10 +20,10 @@ from embark.launch.backend import (
     explain_unschedulable,
     time_s,
 )
-from embark.launch.backends.kubernetes.pods import PodStatus, newest
 from embark.launch.backends.ray import line_of
 from embark.render.targets.kubernetes import CONTAINERS, MANIFESTS
 from embark.values import JsonDict, JsonMap, frozen
+from .pods import PodStatus, newest
 
 FAILED = ("Failed", "FailureTarget")
 MAX_MESSAGE = 400  # Ray's message has the end of its log in it.

@@ -104,8 +104,8 @@ def measure(spec: RunSpec, seconds: float) -> Measurement:
     from embark.data import open_source, resolve_from_data
     from embark.run.host import peak_resident_bytes
     from embark.trainers.bench import WARM_UP_STEPS, num_batches, time_steps
-    from embark.trainers.torch.bench.contenders import Embark
     from embark.trainers.torch.world import join
+    from .contenders import Embark
 
     with join(spec.place) as world:
         fit, is_gpu = resolve_from_data(spec), world.device.type == "cuda"
@@ -127,9 +127,9 @@ def measure_rates(spec: RunSpec) -> DeviceRates:
     """Measure what this device moves and computes."""
     import torch
 
-    from embark.trainers.torch.bench.run import bandwidth, matrix_rate, upload_rate
     from embark.trainers.torch.trainer import set_matmul_precision
     from embark.trainers.torch.world import join
+    from .run import bandwidth, matrix_rate, upload_rate
 
     with join(spec.place) as world:
         flops = {}

@@ -16,9 +16,9 @@ from embark.model.work import layers_of
 from embark.spec import RunSpec
 from embark.spec.train import with_train_defaults
 from embark.trainers.bench import BenchResult, Ceiling, Contender, first_batches, time_contender
-from embark.trainers.torch.bench.contenders import Embark, Stock
 from embark.trainers.torch.trainer import precision_on, set_matmul_precision
 from embark.trainers.torch.world import World, join
+from .contenders import Embark, Stock
 
 SLOW_FLOPS = 5e9  # Below it, a large product would take most of a second.
 

@@ -35,8 +35,9 @@ from embark.data.dynamic_ids import (
 )
 from embark.spec import StoredTable
 from embark.spec.model import BUCKET_COUNTERS, BUCKET_SLOTS, num_buckets, own_buckets
-from embark.trainers.torch.dynamic import torch_ops
-from embark.trainers.torch.dynamic.batch_ids import (
+from embark.trainers.torch.world import World
+from . import torch_ops
+from .batch_ids import (
     AGE,
     LAST_HASH,
     LFU,
@@ -47,7 +48,6 @@ from embark.trainers.torch.dynamic.batch_ids import (
     IdLayout,
     NewRows,
 )
-from embark.trainers.torch.world import World
 
 POLICIES = {"lru": LRU, "lfu": LFU, "age": AGE}
 
@@ -117,7 +117,7 @@ class IdMap:
         """Statistics of this rank's ids since they were taken last."""
         self.ops: Any = torch_ops
         if device.type == "cuda":
-            from embark.trainers.torch.dynamic import map_kernels
+            from . import map_kernels
 
             self.ops = map_kernels
         self._slot_ends, self._counter_ends = on_device(self._slot_starts), on_device(self._counter_starts)

@@ -14,12 +14,12 @@ from torch import Tensor
 from embark.data import dynamic_ids
 from embark.features import hashing
 from embark.spec.model import BUCKET_COUNTERS, BUCKET_SLOTS
-from embark.trainers.torch.dynamic import batch_ids, torch_ops
-from embark.trainers.torch.dynamic.batch_ids import Candidates, IdLayout, IdSlots, NewRows, RankedIds
+from . import batch_ids, torch_ops
+from .batch_ids import Candidates, IdLayout, IdSlots, NewRows, RankedIds
 
 if TYPE_CHECKING:
-    from embark.trainers.torch.dynamic.id_map import IdMap
-    from embark.trainers.torch.dynamic.tables import RowShard
+    from .id_map import IdMap
+    from .tables import RowShard
 
 _STEP, _FIRST, _SECOND = tl.constexpr(hashing.STEP), tl.constexpr(hashing.FIRST), tl.constexpr(hashing.SECOND)
 _SLOTS, _COUNTERS, _HALF = tl.constexpr(BUCKET_SLOTS), tl.constexpr(BUCKET_COUNTERS), tl.constexpr(2**31)

@@ -17,9 +17,9 @@ from embark.data import Batch
 from embark.data.dynamic_ids import NO_ID, SIGNED_STEP, mixed
 from embark.errors import UserError
 from embark.spec import RunSpec
-from embark.trainers.torch.dynamic.batch_ids import IdLayout, NewRows
-from embark.trainers.torch.dynamic.id_map import IdMap
 from embark.trainers.torch.world import World
+from .batch_ids import IdLayout, NewRows
+from .id_map import IdMap
 
 
 class DynamicTables:
@@ -155,7 +155,7 @@ class RowReset:
         self.shards, self._ids = row_shards(tables, ids), ids
         self._on_gpu: list[tuple[list[RowShard], Tensor]] = []  # Shards of one type, and what the kernel reads.
         if ids.device.type == "cuda":
-            from embark.trainers.torch.dynamic import map_kernels
+            from . import map_kernels
 
             for dtype in {shard.weights.dtype: None for shard in self.shards}:
                 alike = [shard for shard in self.shards if shard.weights.dtype == dtype]
@@ -165,7 +165,7 @@ class RowReset:
         if self._ids.device.type != "cuda":
             reset_rows(self._ids, new, self.shards)
         for shards, about in self._on_gpu:
-            from embark.trainers.torch.dynamic import map_kernels
+            from . import map_kernels
 
             map_kernels.reset(self._ids, new, shards, about)
 

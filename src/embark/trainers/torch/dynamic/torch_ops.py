@@ -10,7 +10,7 @@ from torch import Tensor
 from embark.data import dynamic_ids
 from embark.data.dynamic_ids import FREE, SIGNED_STEP, bucket_of, fraction_of, mixed
 from embark.spec.model import BUCKET_COUNTERS, BUCKET_SLOTS
-from embark.trainers.torch.dynamic.batch_ids import (
+from .batch_ids import (
     ADMISSIONS,
     AGE,
     DEFAULTS,
@@ -31,7 +31,7 @@ from embark.trainers.torch.dynamic.batch_ids import (
 )
 
 if TYPE_CHECKING:
-    from embark.trainers.torch.dynamic.id_map import IdMap
+    from .id_map import IdMap
 
 
 def halve(values: Tensor, ends: Tensor, half_lives: Tensor, step: Tensor, most: int) -> None:

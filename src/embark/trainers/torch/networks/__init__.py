@@ -3,11 +3,11 @@
 from torch import nn
 
 from embark.spec.model import ModelSpec
-from embark.trainers.torch.networks.custom_model import CustomNetwork
-from embark.trainers.torch.networks.dlrm import CrossNetwork, DotNetwork
-from embark.trainers.torch.networks.field_networks import FIELD_NETWORKS
-from embark.trainers.torch.networks.sequences import sequence_network
-from embark.trainers.torch.networks.two_tower import TwoTowerNetwork
+from .custom_model import CustomNetwork
+from .dlrm import CrossNetwork, DotNetwork
+from .field_networks import FIELD_NETWORKS
+from .sequences import sequence_network
+from .two_tower import TwoTowerNetwork
 
 
 def dense_network(model: ModelSpec) -> nn.Module:

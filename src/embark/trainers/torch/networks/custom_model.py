@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_leaves
 from embark.errors import UserError
 from embark.spec import ModelSpec, Task
 from embark.spec.user_code import file_of, load_user_class, location_of, user_call, user_error
-from embark.trainers.torch.networks.jagged import JaggedSequence
+from .jagged import JaggedSequence
 
 
 class CustomNetwork(nn.Module):

@@ -8,8 +8,8 @@ import torch.fx
 from torch import Tensor, nn
 
 from embark.spec.model import ModelSpec
-from embark.trainers.torch.networks.layers import bottom_mlp, mlp
-from embark.trainers.torch.networks.task_heads import task_head
+from .layers import bottom_mlp, mlp
+from .task_heads import task_head
 
 LARGE_PRODUCT = 400
 """Multiplications of a sample's product from which on torch calls BLAS for it: OpenBLAS wakes its threads each time."""

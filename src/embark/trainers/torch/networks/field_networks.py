@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits
 
 from embark.spec.model import FIRST_ORDER_KINDS, ModelSpec
-from embark.trainers.torch.networks.dlrm import top_layers
-from embark.trainers.torch.networks.layers import ReLUWithDropout, mlp
+from .dlrm import top_layers
+from .layers import ReLUWithDropout, mlp
 
 
 class FieldNetwork(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, silu
 
-from embark.trainers.torch.networks.jagged import JaggedLayout
+from .jagged import JaggedLayout
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 MAX_KERNEL_WIDTH = 128
@@ -26,7 +26,7 @@ def hstu_attention(
     """
     layout = layout or JaggedLayout(offsets, len(q))
     if uses_kernels(q, max(q.shape[2], v.shape[2])):
-        from embark.trainers.torch.networks.hstu_kernels import TritonAttention
+        from .hstu_kernels import TritonAttention
 
         if torch.is_autocast_enabled(q.device.type):
             q, k, v = (one.to(torch.get_autocast_dtype(q.device.type)) for one in (q, k, v))

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from embark.trainers.torch.networks import hstu_kernels
-from embark.trainers.torch.networks.hstu_kernels import Inputs
-from embark.trainers.torch.networks.jagged import JaggedLayout
-from embark.trainers.torch.networks.layers import RowDropout
+from . import hstu_kernels
+from .hstu_kernels import Inputs
+from .jagged import JaggedLayout
+from .layers import RowDropout
 
 ROWS, COLUMNS = 4, 512
 NUM_PROGRAMS = 1024

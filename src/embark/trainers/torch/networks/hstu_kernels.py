@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from embark.trainers.torch.networks.jagged import JaggedLayout
+from .jagged import JaggedLayout
 
 PAD = 127
 """Zeros around a position bias: a block of rows and one of columns are no further beyond its ends. An odd number: of an

@@ -12,10 +12,10 @@ from torch.nn.functional import embedding, scaled_dot_product_attention, silu
 from embark.errors import DataError
 from embark.model.work import DIN_UNITS, NUM_TIME_BUCKETS
 from embark.spec.model import ModelSpec
-from embark.trainers.torch.networks.hstu_attention import hstu_attention, time_bucket, uses_kernels
-from embark.trainers.torch.networks.jagged import JaggedLayout, JaggedSequence, move, sample_of_each, take
-from embark.trainers.torch.networks.layers import SequenceDropout, bottom_mlp, mlp
-from embark.trainers.torch.networks.rank_values import from_all_ranks, gathered
+from .hstu_attention import hstu_attention, time_bucket, uses_kernels
+from .jagged import JaggedLayout, JaggedSequence, move, sample_of_each, take
+from .layers import SequenceDropout, bottom_mlp, mlp
+from .rank_values import from_all_ranks, gathered
 
 Sequences = Mapping[str, JaggedSequence]
 MAX_PLAIN_LENGTH = 512
@@ -357,7 +357,7 @@ class HSTUBlock(nn.Module):
 
     def forward(self, values: Tensor, batch: Rows) -> Tensor:
         if uses_kernels(values, values.shape[1] // self.num_heads):
-            from embark.trainers.torch.networks.hstu_block_kernels import fused_block
+            from .hstu_block_kernels import fused_block
 
             return fused_block(self, values, batch.times, batch.layout, self.dropout.drawn(*batch.numbers))
         u, v, q, k = silu(self.uvqk(self.norm(values))).chunk(4, dim=1)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from embark.spec.model import ModelSpec
 from embark.spec.tasks import Task
-from embark.trainers.torch.networks.layers import mlp
+from .layers import mlp
 
 
 def task_head(model: ModelSpec, width: int) -> nn.Module:

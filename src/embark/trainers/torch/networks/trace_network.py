@@ -20,8 +20,8 @@ from embark.errors import EmbarkError
 from embark.model.work import DenseWork
 from embark.spec import ModelSpec, Table, resolve
 from embark.spec.user_code import user_error
-from embark.trainers.torch.networks.custom_model import load_network, logits_of
-from embark.trainers.torch.networks.jagged import JaggedSequence
+from .custom_model import load_network, logits_of
+from .jagged import JaggedSequence
 
 NUM_SAMPLES = 64
 

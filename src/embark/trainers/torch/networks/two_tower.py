@@ -6,7 +6,7 @@ from torch.nn.functional import normalize
 
 from embark.spec.model import ModelSpec
 from embark.spec.two_tower import is_item_table
-from embark.trainers.torch.networks.layers import mlp
+from .layers import mlp
 
 
 class TwoTowerNetwork(nn.Module):

@@ -30,7 +30,7 @@ from embark.trainers.torch.networks.jagged import JaggedSequence
 from embark.trainers.torch.networks.sequences import NextItem
 from embark.trainers.torch.networks.task_heads import scores_of
 from embark.trainers.torch.networks.two_tower import TwoTowerNetwork
-from embark.trainers.torch.scoring.cpu_layers import (
+from .cpu_layers import (
     MIN_ROWS,
     CandidateNetwork,
     faster,

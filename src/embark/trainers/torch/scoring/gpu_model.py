@@ -20,9 +20,9 @@ from embark.export.safetensors_file import map_file
 from embark.features.rows import NumberRows, RawRows
 from embark.formatting import to_one_line
 from embark.spec.serve import Precision
-from embark.trainers.torch.scoring.cpu_model import load_network, positions_of
-from embark.trainers.torch.scoring.gpu_layers import fuse_layers
-from embark.trainers.torch.scoring.gpu_tables import GpuTables, check_memory
+from .cpu_model import load_network, positions_of
+from .gpu_layers import fuse_layers
+from .gpu_tables import GpuTables, check_memory
 
 MAX_BATCH_ROWS = 16_384
 MIN_BATCH_ROWS = 16  # Smaller batches take no less time.

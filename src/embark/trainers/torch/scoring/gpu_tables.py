@@ -16,7 +16,7 @@ from embark.features.arrays import Array
 from embark.formatting import format_bytes
 from embark.spec.model import ModelSpec
 from embark.store.checkpoint_arrays import table_weight
-from embark.trainers.torch.scoring.cpu_model import other_weights
+from .cpu_model import other_weights
 
 RESERVED_BYTES = 2 << 30  # Kept free for the dense network, its activations and CUDA itself.
 _UPLOAD_BYTES = 64 << 20
@@ -79,7 +79,7 @@ class GpuTables:
 
     def look_up(self, ids: Tensor, out: Tensor) -> None:
         """Pool rows into `out` [n, width]. `ids` is int32, of each table [n, num_ids] one after the other; -1: none."""
-        from embark.trainers.torch.scoring import lookup_kernels
+        from . import lookup_kernels
 
         lookup_kernels.look_up(ids, self._about, out, dtype=self.dtype, max_dim=self._max_dim)
 

@@ -10,10 +10,10 @@ import torch
 from embark.errors import UserError
 from embark.export.artifact import Artifact
 from embark.spec.serve import ScoringDevice
-from embark.trainers.torch.scoring.cpu_model import ExportedModel, ExportedSequenceModel
+from .cpu_model import ExportedModel, ExportedSequenceModel
 
 if TYPE_CHECKING:
-    from embark.trainers.torch.scoring.gpu_model import GpuModel
+    from .gpu_model import GpuModel
 
 ScoringModel: TypeAlias = "ExportedModel | GpuModel"
 
@@ -37,7 +37,7 @@ def open_model(artifact: Artifact, model_file: str, device: ScoringDevice,
     if not has_gpu:
         raise UserError(f"--device cuda: {'torch finds no GPU' if has_triton else 'Triton is not installed'}",
                         fix="`embark doctor` examines this machine; --device cpu serves without a GPU")
-    from embark.trainers.torch.scoring.gpu_model import GpuModel
+    from .gpu_model import GpuModel
 
     if isinstance(onto, GpuModel) and onto.advance(artifact, model_file):
         return onto

@@ -34,8 +34,8 @@ from embark.spec.model import ModelSpec, Table
 from embark.store.atomic_file import scratch_folder_for
 from embark.store.checkpoint_inspect import find_trained
 from embark.trainers.torch.networks.task_heads import scores_of
-from embark.trainers.torch.scoring.cpu_model import load_network, weight_of
 from embark.values import frozen
+from .cpu_model import load_network, weight_of
 
 FEATURES = "features.json"
 _EXAMPLE_SIZE = 3  # Of what is traced: sizes of 0 and 1 would be taken for constants.

@@ -11,7 +11,7 @@ import triton.language.extra.cuda
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from embark.trainers.torch.engines.cuda_graph import FEW_SAMPLES
+from . import FEW_SAMPLES
 
 CAN_WAIT = tl.constexpr(torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0))
 EARLY = {"launch_pdl": True} if CAN_WAIT.value else {}

@@ -23,8 +23,14 @@ from embark.model.work import DENSE_STATES
 from embark.run.evaluation import Trouble
 from embark.spec import RunSpec
 from embark.trainers.torch.dynamic.tables import DynamicTables, IdExchange
-from embark.trainers.torch.engines.cuda_graph import FEW_SAMPLES
-from embark.trainers.torch.engines.cuda_graph.batch_layout import (
+from embark.trainers.torch.engines.pipeline import BatchRange, Engine, EngineInputs
+from embark.trainers.torch.metrics import MetricWindow
+from embark.trainers.torch.networks.custom_model import CustomNetwork
+from embark.trainers.torch.optimizers import table_rates
+from embark.trainers.torch.sharding import sharded_collections
+from embark.trainers.torch.world import CAPTURED, World
+from . import FEW_SAMPLES
+from .batch_layout import (
     BatchBuffer,
     BatchLayout,
     DrawnLayout,
@@ -33,10 +39,10 @@ from embark.trainers.torch.engines.cuda_graph.batch_layout import (
     SequenceLayout,
     pooled_tables,
 )
-from embark.trainers.torch.engines.cuda_graph.compile_kernels import compile_in_parallel
-from embark.trainers.torch.engines.cuda_graph.exchange import Exchange, Sizes, wire_dtype
-from embark.trainers.torch.engines.cuda_graph.flat_parameters import FlatDense, FlatParameters
-from embark.trainers.torch.engines.cuda_graph.lookup import (
+from .compile_kernels import compile_in_parallel
+from .exchange import Exchange, Sizes, wire_dtype
+from .flat_parameters import FlatDense, FlatParameters
+from .lookup import (
     Device,
     FbgemmLookup,
     KernelLookup,
@@ -49,20 +55,14 @@ from embark.trainers.torch.engines.cuda_graph.lookup import (
     planned,
     why_not_by_kernels,
 )
-from embark.trainers.torch.engines.cuda_graph.network import (
+from .network import (
     AutogradNetwork,
     Network,
     autograd_network,
     num_rows,
     why_not_captured,
 )
-from embark.trainers.torch.engines.cuda_graph.ops import TorchOps, gpu_ops
-from embark.trainers.torch.engines.pipeline import BatchRange, Engine, EngineInputs
-from embark.trainers.torch.metrics import MetricWindow
-from embark.trainers.torch.networks.custom_model import CustomNetwork
-from embark.trainers.torch.optimizers import table_rates
-from embark.trainers.torch.sharding import sharded_collections
-from embark.trainers.torch.world import CAPTURED, World
+from .ops import TorchOps, gpu_ops
 
 NO_STEP = torch.iinfo(torch.int64).max
 
@@ -416,7 +416,7 @@ class CudaGraphEngine(Engine):
     def _measure(self, logits: Tensor, label: Tensor) -> None:
         """Count the batch in the window, and record a loss that is not finite."""
         if self._is_gpu and type(self._window) is MetricWindow:
-            from embark.trainers.torch.engines.cuda_graph import step_kernels
+            from . import step_kernels
 
             partial = self._measured.get(len(label))
             if partial is None:
@@ -486,7 +486,7 @@ def make_cuda_graph_engine(inputs: EngineInputs, source: SampleSource, reason: s
         reason += "; a sample with fewer ids than multi_hot is padded"
     kind: type[CudaGraphEngine] = CudaGraphEngine
     if isinstance(layout, SequenceLayout):
-        from embark.trainers.torch.engines.cuda_graph.sequence_engine import SequenceEngine
+        from .sequence_engine import SequenceEngine
 
         kind = SequenceEngine
     return kind(inputs, planned(inputs.plan, tables), _local_shards(inputs), layout, reason)
@@ -544,7 +544,7 @@ class StepRates:
     def start(self, dense: Tensor, inputs: Tensor, step: Tensor) -> None:
         """Begin a step: count it, take its rates, and copy its dense features into the first columns of `inputs`."""
         if self._is_gpu:
-            from embark.trainers.torch.engines.cuda_graph import step_kernels
+            from . import step_kernels
 
             step_kernels.start(dense, inputs, step, self._rows, self.now)
             return

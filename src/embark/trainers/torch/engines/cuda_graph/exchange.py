@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from embark.spec import RunSpec
-from embark.trainers.torch.engines.cuda_graph.lookup import Shard
+from .lookup import Shard
 
 
 @dataclass(frozen=True, slots=True)

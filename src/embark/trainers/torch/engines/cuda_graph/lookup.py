@@ -18,7 +18,7 @@ from torchrec.distributed.types import ShardingPlan
 from embark.model.work import MAX_SORTED_AT_ONCE
 from embark.spec import Table
 from embark.trainers.torch.cpu_lookup import RowRounding, round_stochastically
-from embark.trainers.torch.engines.cuda_graph.ops import Fork
+from .ops import Fork
 
 OPTIMIZERS = {
     EmbOptimType.EXACT_ROWWISE_ADAGRAD: "rowwise_adagrad",
@@ -286,7 +286,7 @@ class _Group:
         self, batch: Any, plans: Sequence[LookupPlan], num_samples: int, on_device: Device, eps: float, l2: float,
         *, has_factors: bool,
     ) -> None:
-        from embark.trainers.torch.engines.cuda_graph import table_kernels as kernels
+        from . import table_kernels as kernels
 
         device = on_device.rates.device
         self._kernels, self._num_samples, self._on_device = kernels, num_samples, on_device

@@ -17,9 +17,6 @@ from embark.formatting import to_one_line
 from embark.model.work import DENSE_STATES, padded
 from embark.spec import RunSpec
 from embark.spec.user_code import user_error
-from embark.trainers.torch.engines.cuda_graph.batch_layout import SequenceLayout, pooled_tables
-from embark.trainers.torch.engines.cuda_graph.flat_parameters import FlatDense, FlatParameters, Layer
-from embark.trainers.torch.engines.cuda_graph.ops import Fork, TorchOps
 from embark.trainers.torch.engines.pipeline import EngineInputs
 from embark.trainers.torch.networks.custom_model import CustomNetwork
 from embark.trainers.torch.networks.dlrm import CrossNetwork, DotNetwork
@@ -27,6 +24,9 @@ from embark.trainers.torch.networks.field_networks import of_members
 from embark.trainers.torch.networks.jagged import JaggedSequence
 from embark.trainers.torch.networks.layers import ReLUWithDropout, SequenceDropout, drop
 from embark.trainers.torch.task_metrics import weighted_loss
+from .batch_layout import SequenceLayout, pooled_tables
+from .flat_parameters import FlatDense, FlatParameters, Layer
+from .ops import Fork, TorchOps
 
 
 class Dropout:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embark.trainers.torch.engines.cuda_graph import FEW_SAMPLES
-from embark.trainers.torch.engines.cuda_graph.flat_parameters import Head, Layer
+from . import FEW_SAMPLES
+from .flat_parameters import Head, Layer
 
 Fork = Callable[[], AbstractContextManager[Any]]
 """Opens a branch of work that the rest of the step does not wait for."""
@@ -142,7 +142,7 @@ class TorchOps:
 
 def gpu_ops() -> TorchOps:
     """Return the operations of Triton's kernels, with cuBLAS for the matrix products."""
-    from embark.trainers.torch.engines.cuda_graph import dense_kernels as kernels
+    from . import dense_kernels as kernels
 
     class GpuOps(TorchOps):
         num_portions = staticmethod(kernels.num_portions)

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from embark.trainers.torch.engines.cuda_graph.batch_layout import HostBuffer, SequenceLayout
-from embark.trainers.torch.engines.cuda_graph.engine import CudaGraphEngine
-from embark.trainers.torch.engines.cuda_graph.exchange import Sizes
-from embark.trainers.torch.engines.cuda_graph.lookup import FbgemmLookup, FbgemmRows, Lookup, LookupPlan
-from embark.trainers.torch.engines.cuda_graph.network import SequenceNetwork
-from embark.trainers.torch.engines.cuda_graph.ops import Fork
+from .batch_layout import HostBuffer, SequenceLayout
+from .engine import CudaGraphEngine
+from .exchange import Sizes
+from .lookup import FbgemmLookup, FbgemmRows, Lookup, LookupPlan
+from .network import SequenceNetwork
+from .ops import Fork
 
 Shape = tuple[int, ...]
 GRAPH_SLOT = 2
