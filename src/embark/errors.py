@@ -41,7 +41,7 @@ class EmbarkError(Exception):
 
     exit_code: ClassVar[ExitCode] = ExitCode.OTHER
 
-    def __init__(self, what: str, *, fix: str = "") -> None:
+    def __init__(self, what: str, fix: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.fix = fix

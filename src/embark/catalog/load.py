@@ -137,7 +137,7 @@ def read_prices(path: Path, machines: Collection[str], *, fix: str = "") -> dict
         raise MistakesError([mistake], str(path), fix=fix) from error
     except OSError as error:
         raise UserError(f"{path}: {error.strerror}",
-                        fix=f"name a CSV file with the columns {','.join(PRICE_COLUMNS)}") from error
+                        f"name a CSV file with the columns {','.join(PRICE_COLUMNS)}") from error
     known = (*PRICE_COLUMNS, *OPTIONAL_PRICE_COLUMNS)
     wrong = {"missing in the heading": [column for column in PRICE_COLUMNS if column not in header],
              "unknown column": [column for column in header if column not in known]}
@@ -207,11 +207,11 @@ def refresh_prices(catalog: Catalog, file: Path, stored: Path, today: datetime.d
 
     new = read_prices(file, catalog.priced, fix="nothing was changed; fix the file and import it again")
     if not new:
-        raise UserError(f"{file}: has no prices", fix="one row for each machine and region below the heading")
+        raise UserError(f"{file}: has no prices", "one row for each machine and region below the heading")
     latest = max(price.origin.date for price in new.values())
     if latest > today.isoformat():
         raise UserError(f"{file}: is dated {latest}, and today is {today}",
-                        fix="nothing was changed; a date to come would outlast every later price")
+                        "nothing was changed; a date to come would outlast every later price")
     newest = merge_newest(catalog.prices, new)
     taken = {key: price for key, price in new.items() if newest[key] is price}
     changes = [PriceChange(*key, old, price) for key, price in taken.items()
@@ -221,7 +221,7 @@ def refresh_prices(catalog: Catalog, file: Path, stored: Path, today: datetime.d
         try:
             write_atomic(stored, _to_csv(merge_newest(before, new)))
         except OSError as error:
-            raise UserError(f"{stored}: {error.strerror}", fix="XDG_DATA_HOME names another folder") from error
+            raise UserError(f"{stored}: {error.strerror}", "XDG_DATA_HOME names another folder") from error
         clear_cache()
     return RefreshResult(stored, tuple(changes), len(taken) - len(changes), len(new) - len(taken))
 

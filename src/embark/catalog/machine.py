@@ -407,7 +407,7 @@ def find_machine(catalog: Catalog, name: str) -> Machine:
     for machine in catalog.machines.values():
         if wanted in (known.lower() for known in (machine.name, *machine.also)):
             return machine
-    raise UserError(f"{name!r}: no such machine", fix=_near_machines(catalog, wanted))
+    raise UserError(f"{name!r}: no such machine", _near_machines(catalog, wanted))
 
 
 _DESCRIBED = re.compile(r"([1-9][0-9]?)x(?P<gpu>\S+)", re.IGNORECASE)

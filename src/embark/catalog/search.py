@@ -71,7 +71,7 @@ def machine_details(catalog: Catalog, name: str, region: str) -> MachineDetails:
 
 def list_volumes(catalog: Catalog, tib: float) -> list[VolumeOffer]:
     if not (tib >= 0 and math.isfinite(tib)):
-        raise UserError("--tib must not be negative", fix="--tib 1.2")
+        raise UserError("--tib must not be negative", "--tib 1.2")
     return [VolumeOffer(volume, volume.gbyte_per_s(tib), volume.usd_per_month(tib))
             if tib and volume.min_tib <= tib <= (volume.max_tib or tib) else VolumeOffer(volume)
             for volume in catalog.volumes.values()]
@@ -79,7 +79,7 @@ def list_volumes(catalog: Catalog, tib: float) -> list[VolumeOffer]:
 
 def find_volume(catalog: Catalog, name: str) -> Volume:
     if name not in catalog.volumes:
-        raise UserError(f"{name!r}: no such volume", fix=nearest(name, catalog.volumes))
+        raise UserError(f"{name!r}: no such volume", nearest(name, catalog.volumes))
     return catalog.volumes[name]
 
 
@@ -91,8 +91,8 @@ def price_in(catalog: Catalog, machine: Machine, region: str) -> Price:
     regions = [price.region for price in catalog.prices_of(machine)]
     if not regions:
         raise UserError(f"{machine.name}: the catalog has no price of it in any region",
-                        fix="import a price file that has one: embark catalog refresh FILE")
-    raise UserError(f"{machine.name}: not offered in {region}", fix="regions that have it: " + ", ".join(regions))
+                        "import a price file that has one: embark catalog refresh FILE")
+    raise UserError(f"{machine.name}: not offered in {region}", "regions that have it: " + ", ".join(regions))
 
 
 def search_machines(catalog: Catalog, wanted: MachineFilter, sort: Sort = "name") -> list[MachineOffer]:
@@ -122,7 +122,7 @@ def compare_machines(catalog: Catalog, names: Sequence[str], region: str = "") -
         except UserError as error:
             wrong.append(error)
     if wrong:
-        raise UserError("\n".join(error.what for error in wrong), fix="\n       ".join(error.fix for error in wrong))
+        raise UserError("\n".join(error.what for error in wrong), "\n       ".join(error.fix for error in wrong))
     return [MachineOffer(m, price_in(catalog, m, region) if region else lowest_price(catalog, m, "on_demand"))
             for m in machines]
 
@@ -144,13 +144,13 @@ def _has(machine: Machine, wanted: MachineFilter) -> bool:
 
 def _check(catalog: Catalog, wanted: MachineFilter) -> None:
     if wanted.cloud and wanted.cloud not in CLOUDS:
-        raise UserError(f"{wanted.cloud!r}: no such cloud", fix=nearest(wanted.cloud, CLOUDS))
+        raise UserError(f"{wanted.cloud!r}: no such cloud", nearest(wanted.cloud, CLOUDS))
     if not any(name.lower().startswith(wanted.gpu.lower()) for name in catalog.gpus):
-        raise UserError(f"{wanted.gpu!r}: no such accelerator", fix=nearest(wanted.gpu, catalog.gpus))
+        raise UserError(f"{wanted.gpu!r}: no such accelerator", nearest(wanted.gpu, catalog.gpus))
     if wanted.region and wanted.region not in regions(catalog):
         fix = (did_you_mean(near_names(wanted.region, regions(catalog), NUM_NEAR))
                or "embark catalog show MACHINE lists its regions")
-        raise UserError(f"{wanted.region!r}: the catalog knows no such region", fix=fix)
+        raise UserError(f"{wanted.region!r}: the catalog knows no such region", fix)
 
 
 def _cost_order(price: Price) -> tuple[bool, float, float]:

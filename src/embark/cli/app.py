@@ -47,7 +47,7 @@ def install_completion(*, shell: Literal["bash", "zsh", "fish"] | None = None) -
     try:
         path = app.install_completion(shell=shell)
     except ShellDetectionError as error:
-        raise UserError(str(error), fix="embark --install-completion --shell bash") from error
+        raise UserError(str(error), "embark --install-completion --shell bash") from error
     Console().result(f"wrote {path}; it works in the next shell that you start")
 
 
@@ -57,13 +57,13 @@ def explain(error: CycloptsError) -> UserError:
     if isinstance(error, UnknownCommandError) and error.unused_tokens and error.app:
         word = error.unused_tokens[0]
         if replacement := RENAMED.get(" ".join([*(error.command_chain or ()), word])):
-            return UserError(f"{word}: no such command any more", fix=replacement)
+            return UserError(f"{word}: no such command any more", replacement)
         if not word.startswith("-"):
-            return UserError(f"{word}: no such command", fix=nearest(word, [n for n in error.app if n[0] != "-"]))
-        return UserError(f"{word}: no such option", fix=fix)
+            return UserError(f"{word}: no such command", nearest(word, [n for n in error.app if n[0] != "-"]))
+        return UserError(f"{word}: no such option", fix)
     if isinstance(error, UnusedCliTokensError) and error.unused_tokens:
-        return UserError(f"unexpected argument {error.unused_tokens[0]!r}", fix=fix)
-    return UserError(str(error), fix=fix)
+        return UserError(f"unexpected argument {error.unused_tokens[0]!r}", fix)
+    return UserError(str(error), fix)
 
 
 def name_spec(fix: str, words: Sequence[str]) -> str:

@@ -38,10 +38,10 @@ def bench(
 
     run = load_spec(spec, set_)
     if seconds <= 0:
-        raise UserError("--seconds must be greater than 0", fix="--seconds 8")
+        raise UserError("--seconds must be greater than 0", "--seconds 8")
     if wants_jax(run):
         raise UserError("embark bench measures the torch trainer only",
-                        fix="leave place.device out; embark train logs the samples per second of JAX")
+                        "leave place.device out; embark train logs the samples per second of JAX")
 
     def report(name: str) -> None:
         console.text(f"measured {name}")

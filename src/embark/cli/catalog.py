@@ -48,10 +48,10 @@ def list_(
         With --volumes: a size in TiB, to show its throughput and its price per month.
     """
     if tib and not volumes:
-        raise UserError("--tib is a size of storage", fix=f"embark catalog list --volumes --tib {tib:g}")
+        raise UserError("--tib is a size of storage", f"embark catalog list --volumes --tib {tib:g}")
     if volumes:
         if words or cloud or gpu or region or min_memory:
-            raise UserError("--volumes lists all storage and takes no filter", fix="embark catalog list --volumes")
+            raise UserError("--volumes lists all storage and takes no filter", "embark catalog list --volumes")
         console.show(list_volumes(load_catalog(), tib),
                      lambda console, offers: _render_volumes(console, offers, tib))
         return
@@ -69,7 +69,7 @@ def show(*names: str, region: Region = "", console: Console = Console()) -> None
         A machine, such as p4d.24xlarge, ND96asr_v4, a2-highgpu-8g, v5e-4; two or more are compared.
     """
     if not names:
-        raise UserError("name a machine, or several to compare", fix="embark catalog list shows them")
+        raise UserError("name a machine, or several to compare", "embark catalog list shows them")
     if len(names) > 1:
         console.show(compare_machines(load_catalog(), names, region),
                      lambda console, offers: _render_comparison(console, offers, region))

@@ -37,9 +37,9 @@ def checkpoints(
         With --prune: only show what would be removed.
     """
     if verify + prune + (diff is not None) > 1:
-        raise UserError("--verify, --prune and --diff are mutually exclusive", fix="use one at a time")
+        raise UserError("--verify, --prune and --diff are mutually exclusive", "use one at a time")
     if (yes or dry_run) and not prune:
-        raise UserError("--yes and --dry-run need --prune", fix="add --prune, or leave them out")
+        raise UserError("--yes and --dry-run need --prune", "add --prune, or leave them out")
     found = find_run(run)
     if prune:
         _prune(console, found, is_confirmed=yes, dry_run=dry_run)

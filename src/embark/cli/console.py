@@ -114,7 +114,7 @@ class Console:
     def file(self, text: str) -> None:
         """Print the file itself for `--out -`, which leaves no room for JSON."""
         if self.json:
-            raise UserError("--out - and --json are mutually exclusive", fix="leave one out")
+            raise UserError("--out - and --json are mutually exclusive", "leave one out")
         self.raw(text)
 
     def table(
@@ -177,7 +177,7 @@ class Console:
     def confirm(self, question: str, flag: str) -> bool:
         """Ask for confirmation; without a terminal only `flag` gives it."""
         if self.json or not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise UserError("cannot ask for confirmation: this is not a terminal", fix=f"{flag} skips the prompt")
+            raise UserError("cannot ask for confirmation: this is not a terminal", f"{flag} skips the prompt")
         _print(self.err, [(f"{question} [y/N]", "bold")])
         return sys.stdin.readline().strip().lower() in ("y", "yes")
 

@@ -18,12 +18,12 @@ def cost(run: str, /, *, budget: float | None = None, console: Console = Console
         Budget in dollars; place.budget_usd by default, at which the run stops by itself.
     """
     if budget is not None and budget <= 0:
-        raise UserError("--budget must be greater than 0", fix="--budget 50")
+        raise UserError("--budget must be greater than 0", "--budget 50")
     found = run_cost(run, console.warning, budget_usd=budget)
     console.show(found, _render)
     if found.is_within_budget is None and budget is not None:
         raise UserError(f"{found.name} has no price: --budget has no effect",
-                        fix="name place.machine in its spec, or start it with EMBARK_USD_PER_HOUR set: the dollars per "
+                        "name place.machine in its spec, or start it with EMBARK_USD_PER_HOUR set: the dollars per "
                             "hour of all its machines")
     return ExitCode.OTHER if found.is_within_budget is False else ExitCode.DONE
 

@@ -72,7 +72,7 @@ def make(
 
     loaded = load_spec(spec, set_)
     if not out and loaded.data.kind != "prepared":
-        raise UserError("no folder to write to", fix='--out FOLDER, or data.kind = "prepared" and data.path')
+        raise UserError("no folder to write to", '--out FOLDER, or data.kind = "prepared" and data.path')
     folder = _folder(out or loaded.data.path, "make")
     with _stages(console) as show:
         result = make_data(loaded, folder, on_progress=show, force=force)
@@ -238,16 +238,16 @@ def _data_path(data: str, settings: Sequence[str] = ()) -> str | RunSpec:
 
     if data.endswith(f"/{MANIFEST}") or "://" in data or Path(data).is_dir():
         if settings:
-            raise UserError(f"--set: changes a spec, and {data} is prepared data", fix="name a spec, or leave it out")
+            raise UserError(f"--set: changes a spec, and {data} is prepared data", "name a spec, or leave it out")
         return data.removesuffix(f"/{MANIFEST}")
     fix = "name a folder or URI of prepared data, or a spec that does"
     if not Path(data).exists() and data not in PRESETS and ":" not in data and not data.endswith(".toml"):
-        raise UserError(f"{data}: no such folder of prepared data", fix=fix)
+        raise UserError(f"{data}: no such folder of prepared data", fix)
     spec = load_spec(data, settings)
     if spec.data.kind == "synthetic":
-        raise UserError(f"{data}: data.kind is 'synthetic', so there is no data to check", fix=fix)
+        raise UserError(f"{data}: data.kind is 'synthetic', so there is no data to check", fix)
     if spec.data.kind == "interactions":
-        raise UserError(f"{data}: an interaction log has no labels to check", fix="`embark train` checks it")
+        raise UserError(f"{data}: an interaction log has no labels to check", "`embark train` checks it")
     return spec.data.path if spec.data.kind == "prepared" else spec
 
 
@@ -257,7 +257,7 @@ def _folder(path: str, command: str) -> Path:
     folder = local_folder(path)
     if folder is None:
         raise UserError(f"{path}: `embark data {command}` writes to a local folder",
-                        fix=f"{command} into a folder, then: embark data copy FOLDER {shlex.quote(path)}")
+                        f"{command} into a folder, then: embark data copy FOLDER {shlex.quote(path)}")
     return folder
 
 

@@ -33,7 +33,7 @@ def doctor(
     """
     if not cloud:
         if spec or machine or set_:
-            raise UserError("a spec, --machine and --set need --cloud", fix="embark doctor --cloud SPEC")
+            raise UserError("a spec, --machine and --set need --cloud", "embark doctor --cloud SPEC")
         return _show(console, check_host(Host(run_dir=Path("runs"))), "this machine")
     from embark.doctor.account import check_account, check_slurm, need_of
     from embark.launch.shell import Shell

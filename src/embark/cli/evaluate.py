@@ -43,7 +43,7 @@ def evaluate(
         With --importance: how many rows to use, spread evenly (default 50,000).
     """
     if rows is not None and not importance:
-        raise UserError("--rows needs --importance", fix="add it, or leave --rows out")
+        raise UserError("--rows needs --importance", "add it, or leave --rows out")
     from embark.trainers import evaluate as evaluate_run
     from embark.trainers import feature_importance
 

@@ -66,7 +66,7 @@ def export(
     extra = [*kinds[1:], *(flag for flag, value in given.items() if value and flag not in ALLOWED[kinds[0]])]
     if extra:
         raise UserError(f"{extra[0]} does not apply to {kinds[0] or 'an artifact, which is always a new version'}",
-                        fix=f"leave {extra[0]} out")
+                        f"leave {extra[0]} out")
     with console.waiting("reading the checkpoint"):
         if embeddings:
             from embark.data.export.embeddings import write_embeddings

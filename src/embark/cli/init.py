@@ -47,13 +47,13 @@ def init(
 
     is_file = preset not in PRESETS and Path(preset).is_file()
     if preset not in PRESETS and not is_file:
-        raise UserError(f"{preset}: no such preset, and no file", fix=nearest(preset, PRESETS))
+        raise UserError(f"{preset}: no such preset, and no file", nearest(preset, PRESETS))
     path = out or Path(f"{Path(preset).name.partition('.')[0] if is_file else preset}.toml")
     if is_file and Path(preset).suffix == ".toml":
-        raise UserError(f"{preset}: is a spec, and no file of rows", fix=f"embark train {shlex.quote(preset)}")
+        raise UserError(f"{preset}: is a spec, and no file of rows", f"embark train {shlex.quote(preset)}")
     if str(path) == "-":
         if model:
-            raise UserError("--model writes a file beside the spec", fix="leave --model or --out - out")
+            raise UserError("--model writes a file beside the spec", "leave --model or --out - out")
         console.file(starter_of_file(Path(preset), Path("spec.toml")) if is_file else starter(preset))
         return
     text = starter_of_file(Path(preset), path, may_be_log=not model) if is_file else starter(preset, path)
@@ -62,13 +62,13 @@ def init(
         files = {path: set_in_text(text, ["model.kind=my_model:MyModel"], where=str(path))[0],
                  path.with_name("my_model.py"): _STARTER_MODEL.read_text(encoding="utf-8")}
     if there := [file for file, content in files.items() if not force and _is_other(file, content)]:
-        raise UserError(f"{there[0]}: exists already", fix="--force overwrites it; --out FILE writes elsewhere")
+        raise UserError(f"{there[0]}: exists already", "--force overwrites it; --out FILE writes elsewhere")
     new_folder = None if path.parent.exists() else path.parent
     try:
         for file, content in files.items():
             write_atomic(file, content)
     except OSError as error:
-        raise UserError(f"{error.filename or path}: {error.strerror}", fix="--out FILE writes elsewhere") from error
+        raise UserError(f"{error.filename or path}: {error.strerror}", "--out FILE writes elsewhere") from error
     console.show(WrittenSpec(path, [*files][1] if model else None, preset, new_folder), _render)
 
 

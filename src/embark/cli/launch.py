@@ -42,7 +42,7 @@ def launch(
         kubectl context; the current one by default.
     """
     if supervise and dry_run:
-        raise UserError("--supervise and --dry-run are mutually exclusive", fix="leave one out")
+        raise UserError("--supervise and --dry-run are mutually exclusive", "leave one out")
     if supervise and (run := find_active(spec, Shell(), console.warning)) is not None:
         return _supervise(console, run)
     sets = [*set_, *([f"place.budget_usd={budget}"] if budget is not None else [])]

@@ -93,7 +93,7 @@ def plan(
         _refuse({**training, "--here": here, "--samples": samples}, "--serve plans a server, and {} a training run")
         if qps is None or p99_ms is None:
             raise UserError(f"--serve needs {'--qps' if qps is None else '--p99-ms'}",
-                            fix="embark plan SPEC --serve --qps 500 --p99-ms 20")
+                            "embark plan SPEC --serve --qps 500 --p99-ms 20")
         from embark.plan.serving import ServeRequest, plan_serving
 
         served = plan_serving(loaded, ServeRequest(
@@ -111,9 +111,9 @@ def plan(
         return ExitCode.DONE if local.is_ok else ExitCode.OTHER
     is_across = across or not loaded.place.machine
     if is_across and exact:
-        raise UserError("--exact plans for one machine", fix="--set place.machine=p5.48xlarge, or leave --exact out")
+        raise UserError("--exact plans for one machine", "--set place.machine=p5.48xlarge, or leave --exact out")
     if not is_across and by:
-        raise UserError("--by needs the complete catalog", fix="add --across")
+        raise UserError("--by needs the complete catalog", "add --across")
     request = PlanRequest(across=across, by=by or "", deadline_h=deadline, budget_usd=budget, cloud=cloud,
                           region=region, spot=spot, max_nodes=max_nodes, num_samples=samples)
     planner = _torchrec_planner(loaded) if exact else None
@@ -131,7 +131,7 @@ def _refuse(flags: Mapping[str, object], what: str, fix: str = "leave one out") 
     """Refuse the first of the flags that is given."""
     for flag, value in flags.items():
         if value:
-            raise UserError(what.format(flag), fix=fix)
+            raise UserError(what.format(flag), fix)
 
 
 def _render_here(console: Console, found: LocalPlan) -> None:
@@ -151,7 +151,7 @@ def _torchrec_planner(spec: RunSpec) -> Planner:
 
     machine = machine_of_place(load_catalog(), spec.place)
     if machine is not None and machine.gpu.kind == "tpu":
-        raise UserError("--exact uses TorchRec's planner, and TorchRec does not run on a TPU", fix="leave --exact out")
+        raise UserError("--exact uses TorchRec's planner, and TorchRec does not run on a TPU", "leave --exact out")
     require_stack()
     from embark.trainers.torch.sharding import offline_plan
 

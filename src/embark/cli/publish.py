@@ -44,7 +44,7 @@ def publish(
 
     if dry_run:
         if watch or not gate:
-            raise UserError("--dry-run measures one checkpoint", fix=f"leave {'--watch' if watch else '--no-gate'} out")
+            raise UserError("--dry-run measures one checkpoint", f"leave {'--watch' if watch else '--no-gate'} out")
         with console.waiting("measuring"):
             checked = publisher.check(run, to=to, sets=set_)
         console.show(checked, _render_checked)
@@ -127,7 +127,7 @@ def rollback(
         console.show(versions.rollback(artifact, version), _render_rollback)
         return
     if version is not None:
-        raise UserError("--list lists all versions", fix="leave VERSION or --list out")
+        raise UserError("--list lists all versions", "leave VERSION or --list out")
     console.show(versions.list_versions(artifact), _render_list)
 
 

@@ -56,7 +56,7 @@ def rehearse(
         return _rehearse_account(spec, set_, console)
     limit_s = read_duration(limit, "--limit")
     if processes < 1 or steps < 1 or not limit_s or (nodes is not None and nodes < 1):
-        raise UserError("--nodes, --processes, --steps and --limit must be greater than 0", fix="--processes 2")
+        raise UserError("--nodes, --processes, --steps and --limit must be greater than 0", "--processes 2")
     texts = load_manifests(spec, set_, nodes)
     objects = read_texts(texts)
     has_faults = bool(preempt or kill or lose)
@@ -64,16 +64,16 @@ def rehearse(
     if find_stream_trainer(objects) is not None:
         if has_faults or artifact:
             raise UserError("a deployment that follows a stream is rehearsed by killing each of its parts",
-                            fix="leave --artifact, --kill and other faults out")
+                            "leave --artifact, --kill and other faults out")
         prepared = prepare_stream(texts, objects)
     elif find_server(objects) is not None:
         if has_faults:
             raise UserError("a server is rehearsed by killing one of its replicas",
-                            fix="leave --kill and other faults out")
+                            "leave --kill and other faults out")
         prepared = prepare_server(texts, objects, artifact)
     else:
         if artifact:
-            raise UserError("--artifact applies to servers; this manifest trains a model", fix="leave it out")
+            raise UserError("--artifact applies to servers; this manifest trains a model", "leave it out")
         prepared = prepare_training(texts, objects, where=spec, num_processes=processes, num_steps=steps,
                                     faults={"preempt": preempt, "kill": kill, "lose": lose})
         if prepared.run is not None and prepared.run.unread:

@@ -44,7 +44,7 @@ def render(
     from embark.lint.rendered import render_folder
 
     if diff and force:
-        raise UserError("--diff and --force are mutually exclusive", fix="leave one out")
+        raise UserError("--diff and --force are mutually exclusive", "leave one out")
     sets = (*set_, f"place.target={target}") if target else set_
     report, warnings = render_folder(spec, sets, out=out, diff=diff, force=force)
     for one in warnings:

@@ -39,7 +39,7 @@ def remove(*runs: str, yes: Flag = False, console: Console = Console()) -> None:
         Do not ask for confirmation.
     """
     if not runs:
-        raise UserError("no run is named", fix="embark runs list shows them")
+        raise UserError("no run is named", "embark runs list shows them")
     found = [removable_run(run) for run in runs]
     size_bytes = sum(run.size_bytes for run in found)
     what = f"{', '.join(run.uri for run in found)} ({format_bytes(size_bytes)})"

@@ -50,7 +50,7 @@ def follow(
     run = accepting(load_spec(spec, set_), accept_change)
     if not run.stream.is_on:
         raise UserError(f"{spec}: stream.source is empty, so there is nothing to follow",
-                        fix="set it in [stream] (docs/guides/follow.md); `embark train` trains on the data")
+                        "set it in [stream] (docs/guides/follow.md); `embark train` trains on the data")
     if make_streams:
         from embark.data.stream.open_reader import make_streams as make
 

@@ -63,7 +63,7 @@ def tune(
     if workers is not None and "SLURM_ARRAY_TASK_ID" not in os.environ:
         if loaded.place.target != "slurm":
             raise UserError(f'--workers {workers}: place.target is "{loaded.place.target}", and only Slurm has arrays',
-                            fix='leave --workers out, or set place.target = "slurm"')
+                            'leave --workers out, or set place.target = "slurm"')
         place = loaded.place.changed(budget_usd=None)  # the jobs know their price
         Search(loaded.changed(place=place), request, ())
         return _submit(console, loaded, request, yes)

@@ -49,11 +49,11 @@ def watch(
     """
     if terminal:
         if console.json:
-            raise UserError("--terminal and --json are mutually exclusive", fix="embark report RUN --json")
+            raise UserError("--terminal and --json are mutually exclusive", "embark report RUN --json")
         watch_terminal(find_runs(runs), console=console.out)
         return
     if port is not None and not 0 <= port <= 65_535:
-        raise UserError(f"--port {port} is not a port", fix="--port 8750, or --port 0 for any")
+        raise UserError(f"--port {port} is not a port", "--port 8750, or --port 0 for any")
     opens = not no_open and console.out.is_terminal and not console.json
     watch_page(console, runs, host=host, port=port, token=token, opens=opens)
 

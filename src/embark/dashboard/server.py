@@ -69,10 +69,10 @@ def require_token(host: str, token: str) -> str:
     if not is_local(host):
         token = token or secrets.token_urlsafe(24)
     if token and not (token.isascii() and token.replace("-", "").replace("_", "").isalnum()):
-        raise UserError("--token may have only letters, digits, - and _", fix="leave it out: one is generated")
+        raise UserError("--token may have only letters, digits, - and _", "leave it out: one is generated")
     if token and not is_local(host) and len(token) < LEAST_TOKEN:
         raise UserError(f"--token is too short: others can reach {host}",
-                        fix=f"at least {LEAST_TOKEN} characters, or leave it out: one is generated")
+                        f"at least {LEAST_TOKEN} characters, or leave it out: one is generated")
     return token
 
 
@@ -140,7 +140,7 @@ def _first_free(host: str, ports: Sequence[int], runs: Runs, token: str) -> _Ser
             return _Server(host, port, runs, token)
         except (OSError, OverflowError) as error:
             problem = getattr(error, "strerror", None) or str(error)
-    raise UserError(f"{host} port {ports[-1]} cannot be served: {problem}", fix="--port 0 takes any free port")
+    raise UserError(f"{host} port {ports[-1]} cannot be served: {problem}", "--port 0 takes any free port")
 
 
 @cache

@@ -43,7 +43,7 @@ class ColumnsSource:
         schema = plain_schema(tables, data.dense_columns, data, model.tasks, features=features)
         if data.label and not labels and data.label in (*schema.dense, *(column.source for column in schema.read)):
             raise DataError(f"{data.path}: column {data.label!r} is data.label and also a feature, which would show "
-                            "the model the answer", fix="remove it from data.dense_columns and from the tables")
+                            "the model the answer", "remove it from data.dense_columns and from the tables")
         inputs, files, schema = open_files(data, features, schema, plain_options(data, header=True))
         rows = read_rows(inputs, files, schema, RowParser(schema, plain_options(data))).cut_lists(
             [table.multi_hot for table in (*tables, *(table for table in tables if table.weights_column))])
@@ -165,7 +165,7 @@ def read_rows(inputs: Inputs, files: Sequence[InputFile], schema: Schema, parser
             if rows.bad:
                 at, more = rows.bad[0], f"; such rows: {rows.num_bad:,}" if rows.num_bad > 1 else ""
                 raise DataError(f"{file.uri}, line {at.line + 1:,}: {at.why}{more}",
-                                fix="ids are integers from 0 up, the label is 0 or 1, dense columns are numbers; "
+                                "ids are integers from 0 up, the label is 0 or 1, dense columns are numbers; "
                                     "`embark data prepare` reads words and missing values")
             portions.append(rows)
     return RawRows.join(portions)
@@ -178,7 +178,7 @@ def _is_newest(data: DataSpec, time: Int64s) -> Mask:
     if start == time.min():
         raise DataError(f"{data.path}: holding out the newest {data.eval_fraction:g} by column {data.time_column!r} "
                         f"leaves no rows to train on: so many have the time {moment_text(int(start))}",
-                        fix="leave data.time_column out, or make data.eval_fraction smaller")
+                        "leave data.time_column out, or make data.eval_fraction smaller")
     is_newest: Mask = time >= start
     return is_newest
 
@@ -186,7 +186,7 @@ def _is_newest(data: DataSpec, time: Int64s) -> Mask:
 def _refuse(path: str, column: str, is_bad: Mask, what: str, fix: str) -> None:
     if is_bad.any():
         raise DataError(f"{path}: column {column!r}, row {int(is_bad.argmax()) + 1:,} of the data: {what}; such rows: "
-                        f"{int(is_bad.sum()):,}", fix=fix)
+                        f"{int(is_bad.sum()):,}", fix)
 
 
 def refuse_empty(path: str, column: str, is_empty: Mask | None) -> None:
@@ -208,7 +208,7 @@ def _checked_ids(
     bad = [found for table, column in zip(tables, columns, strict=True) if (found := find_bad_ids(table, *column))]
     if bad and not must_clip:
         raise DataError(f"{path}: " + "\n  ".join(what for what, _ in bad),
-                        fix="; ".join(fix for _, fix in bad) + '; or data.on_bad_id = "clip" to clip them')
+                        "; ".join(fix for _, fix in bad) + '; or data.on_bad_id = "clip" to clip them')
     features = [_feature(table, *column) for table, column in zip(tables, columns, strict=True)]
     cut = [f"{CUT_LISTS}: {rows.num_cut:,}"] if rows.num_cut else []
     return features, (*cut, *(f"{what}; clipped" for what, _ in bad))

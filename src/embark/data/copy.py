@@ -86,7 +86,7 @@ def _content(source: str) -> _Content:
     sizes = {entry.path: entry.size_bytes for entry in entries}
     if MANIFEST not in sizes:
         if any(entry.path.startswith(f"{PREPARING}/") for entry in every):
-            raise UserError(f"{source}: holds an unfinished preparation", fix="finish it first: embark data prepare")
+            raise UserError(f"{source}: holds an unfinished preparation", "finish it first: embark data prepare")
         return _Content(store, tuple(CopyItem(e.path, e.size_bytes) for e in entries), _mark(entries),
                         is_prepared=False)
     text = store.read(MANIFEST)
@@ -97,7 +97,7 @@ def _content(source: str) -> _Content:
     if wrong:
         raise DataError(f"{source}: is incomplete: {wrong[0]} is missing or cut"
                         + (f", and {len(wrong) - 1} more" if len(wrong) > 1 else ""),
-                        fix="`embark data check` lists them; prepare or copy the data again")
+                        "`embark data check` lists them; prepare or copy the data again")
     items = tuple(CopyItem(e.path, e.size_bytes, checksums.get(e.path, "")) for e in entries)
     return _Content(store, items, checksums[MANIFEST], is_prepared=True)
 
@@ -106,7 +106,7 @@ def _one_file(source: str) -> _Content:
     parent, _, name = source.rstrip("/").rpartition("/")
     store = open_store(parent or ("/" if source.startswith("/") else "."))
     if not name or parent.endswith(":/") or not store.exists(name):
-        raise UserError(f"{source}: there is nothing to copy", fix="name a file, a folder, or a prefix of a bucket")
+        raise UserError(f"{source}: there is nothing to copy", "name a file, a folder, or a prefix of a bucket")
     entry = Entry(name, store.size(name))
     return _Content(store, (CopyItem(name, entry.size_bytes),), _mark([entry]), is_prepared=False)
 
@@ -129,12 +129,12 @@ def _refuse_same_uri(source: ObjectStore, target: ObjectStore) -> None:
     else:
         is_same = f"{target.uri.rstrip('/')}/".startswith(f"{source.uri.rstrip('/')}/")
     if is_same:
-        raise UserError(f"{target.uri} is the same as {source.uri}, or inside it", fix="name another target")
+        raise UserError(f"{target.uri} is the same as {source.uri}, or inside it", "name another target")
 
 
 def _refuse_other_data(content: _Content, to: ObjectStore) -> None:
     if to.exists(MANIFEST) and hashlib.sha256(to.read(MANIFEST)).hexdigest() != content.mark:
-        raise UserError(f"{to.uri}: holds other prepared data", fix="name another target, or --force to replace it")
+        raise UserError(f"{to.uri}: holds other prepared data", "name another target, or --force to replace it")
 
 
 def _refuse_to_overwrite(transfer: Transfer, plan: CopyPlan, to: ObjectStore) -> None:
@@ -144,4 +144,4 @@ def _refuse_to_overwrite(transfer: Transfer, plan: CopyPlan, to: ObjectStore) ->
     lost = [item.path for item in (*plan.todo, *plan.last) if item.path in existing]
     if lost:
         raise UserError(f"{shortlist([to.where(path) for path in lost], 1)}: exists already, with other content",
-                        fix="name another target, or --force to replace it")
+                        "name another target, or --force to replace it")

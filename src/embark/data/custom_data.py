@@ -34,7 +34,7 @@ class CustomSource:
             kind = load_user_class(data.kind, data.code)
             if not callable(getattr(kind, "rows", None)):
                 raise UserError(f"{file_of(data.kind)}: {kind.__name__} has no method rows(split, positions)",
-                                fix="docs/start/custom-data.md shows one")
+                                "docs/start/custom-data.md shows one")
             self._where = location_of(kind.rows)
             with user_call(f"{file_of(data.kind)}: class {kind.__name__}", "__init__(self, data, model)"):
                 self._own = kind(data, model)
@@ -44,7 +44,7 @@ class CustomSource:
         for name in ("num_train_samples", "num_eval_samples"):
             check_lists(getattr(self, name), self._list_size, f"{self._where.partition(':')[0]}: {name}")
         if not self.num_train_samples:
-            raise DataError(f"{self._where}: num_train_samples is 0", fix="give it at least a batch of samples")
+            raise DataError(f"{self._where}: num_train_samples is 0", "give it at least a batch of samples")
         self._order = lru_cache(2)(self._epoch_order)
 
     def fingerprint(self) -> str:
@@ -178,12 +178,12 @@ class CustomSource:
     def _count(self, name: str) -> int:
         count = getattr(self._own, name, None)
         if not isinstance(count, int | np.integer) or count < 0:
-            raise DataError(f"{self._where.partition(':')[0]}: {name} is {count!r}", fix="it is how many samples there "
+            raise DataError(f"{self._where.partition(':')[0]}: {name} is {count!r}", "it is how many samples there "
                             "are, an integer attribute")
         return int(count)
 
     def _wrong(self, what: str, fix: str) -> DataError:
-        return DataError(f"{self._where}: rows {what}", fix=fix)
+        return DataError(f"{self._where}: rows {what}", fix)
 
     def _epoch_order(self, epoch: int) -> EpochOrder:
         return EpochOrder([self.num_train_samples // self._list_size], BLOCK_ROWS, shuffle="rows", seed=self._seed,

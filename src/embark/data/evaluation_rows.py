@@ -51,7 +51,7 @@ def open_rows(
     """Open the rows to evaluate. `spec` is the run's, `fingerprint` its data's, as its checkpoint recorded it; id maps
     that cannot be read where they were are those that the run at `run_uri` keeps."""
     if split and split not in get_args(SplitName):
-        raise UserError(f"--split {split}: no such split", fix=f"one of: {', '.join(get_args(SplitName))}")
+        raise UserError(f"--split {split}: no such split", f"one of: {', '.join(get_args(SplitName))}")
     if not data:
         yield _own(spec, fingerprint, split)
         return
@@ -62,7 +62,7 @@ def open_rows(
         return
     if split:
         raise UserError(f"{data}: --split is of prepared data, and all rows of a raw file are evaluated",
-                        fix="leave --split out")
+                        "leave --split out")
     if spec.data.kind == "columns":
         everything = spec.data.changed(path=data, eval_fraction=1.0, time_column="")
         opened = spec.changed(data=everything)
@@ -83,7 +83,7 @@ def _own(spec: RunSpec, fingerprint: str, split: str) -> EvaluationRows:
             spec = spec.changed(data=spec.data.changed(eval_split=split))
     elif not is_prepared and split == "test":
         raise UserError(f"data.kind is {spec.data.kind!r}, which has training and held-out rows and no test split",
-                        fix="--split train or --split validation")
+                        "--split train or --split validation")
     path = spec.data.path if spec.data.kind in ("columns", "interactions") else ""
     rows = _prepared(spec, spec.data.path, split, is_custom=True) if is_prepared else \
         _view(open_source(spec), spec, path, split or "validation")
@@ -97,7 +97,7 @@ def _refuse_other_data(spec: RunSpec, fingerprint: str, found: str) -> None:
         raise DataError(f"{spec.data.path}: is not the data that the run was trained on: it was changed or prepared "
                         "again since, so its ids may be those of other values"
                         + (f"; {was} then, {now} now" if was != now else ""),
-                        fix="put the run's data back; or name a copy of it: --data FOLDER")
+                        "put the run's data back; or name a copy of it: --data FOLDER")
 
 
 def _prepared(spec: RunSpec, path: str, split: str, *, is_custom: bool) -> EvaluationRows:
@@ -109,7 +109,7 @@ def _prepared(spec: RunSpec, path: str, split: str, *, is_custom: bool) -> Evalu
     rows = _with_names(_view(open_source(opened), opened, path, split), path, read_manifest(path))
     if not rows.source.num_eval_samples:
         raise DataError(f"{path}: its {split} split has no rows",
-                        fix="name another: --split train" + ("" if is_custom else ", or other data"))
+                        "name another: --split train" + ("" if is_custom else ", or other data"))
     return rows
 
 
@@ -150,18 +150,18 @@ def _raw(spec: RunSpec, fingerprint: str, data: str, folder: Path, run_uri: str)
         found = find_id_maps(run_uri, spec, fingerprint)
         if found.manifest is None:
             raise DataError(f"{data}: raw rows need the id maps of the run's data, {spec.data.path}, which cannot be "
-                            f"read from here: {found.why}", fix=found.fix)
+                            f"read from here: {found.why}", found.fix)
         before = PreparedWith.of(found.path, found.manifest)
     if before is None:
         raise DataError(f"{data}: the run was trained on {spec.data.kind} ids, which raw rows do not have",
-                        fix="evaluate it on prepared data that `embark data make` wrote, or on a split of its own")
+                        "evaluate it on prepared data that `embark data make` wrote, or on a split of its own")
     own = before.manifest
     if SEQUENCES in own.settings:
         return _raw_log(spec, before.path, data, folder)
     limit = {"max_bad_share": spec.data.prepare.max_bad_share}  # which changes no row, so the manifest is silent
     manifest, bad = write_later_rows(replace(before, prepare=before.prepare.model_copy(update=limit)), data, folder)
     if not manifest.num_rows("validation"):
-        raise DataError(f"{data}: has no rows", fix="name a file with at least one row")
+        raise DataError(f"{data}: has no rows", "name a file with at least one row")
     opened = spec.changed(data=spec.data.changed(eval_split="validation"))
     source = PreparedSource(manifest, spec.model.table_list(), opened.data,
                             LocalParts(folder, manifest.layout, manifest.block_rows), tasks=spec.model.tasks)
@@ -208,7 +208,7 @@ def _check_id_maps(spec: RunSpec, fingerprint: str, path: str, manifest: Manifes
         return ""  # the ids that the run knows are as they were
     if spec.data.kind == "columns" or manifest.settings.get("id_maps") != maps:
         raise DataError(f"{path}: was prepared with other id maps than the run's data, so its ids mean other values",
-                        fix="evaluate on the raw file that it was prepared from (--data FILE); or prepare that with "
+                        "evaluate on the raw file that it was prepared from (--data FILE); or prepare that with "
                             f"data.prepare.id_map_from = {spec.data.path}" if maps else
                         "name data whose ids are the run's")
     return ""

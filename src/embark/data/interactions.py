@@ -41,7 +41,7 @@ class InteractionsSource:
         log, self._seed = read_log(data, features), data.seed
         self._history = next(table for table in model.table_list() if table.name == model.sequence.history)
         if bad := find_bad_ids(self._history, log.items, np.ones_like(log.items)):
-            raise DataError(f"{data.path}: {bad[0]}", fix=bad[1])
+            raise DataError(f"{data.path}: {bad[0]}", bad[1])
         self._items, self._times = log.items.astype(np.int32), log.times if model.sequence.times else None
         lengths = np.diff(log.starts)
         self._starts, self._lengths, self._ends = log.starts[:-1], lengths, ends_of(lengths)
@@ -55,7 +55,7 @@ class InteractionsSource:
         self.counts: Int64s = counts  # How often each item of the catalog is in the log.
         if not len(self._train_users):
             raise DataError(f"{data.path}: no user has an item to train on besides the two newest",
-                            fix="a log with at least 4 rows for a user")
+                            "a log with at least 4 rows for a user")
         user, most = most_distinct(self._items, lengths)
         self._batches.check_users(data.path, most, f"user {log.name_of(user)}")
         long = int((self._ends[:, 0] > self._history.multi_hot).sum())
@@ -196,7 +196,7 @@ def read_log(data: DataSpec, features: FeaturesSpec) -> Log:
     seconds = None if rows.time is None else rows.time // 1_000_000
     if seconds is not None and seconds.max() - seconds.min() >= 2**31:
         raise DataError(f"{data.path}: the times of column {data.time_column!r} span more than 2³¹ seconds",
-                        fix='set data.prepare.time_unit = "ms" if they are milliseconds')
+                        'set data.prepare.time_unit = "ms" if they are milliseconds')
     keys = ids = nums = None
     own = items.view(np.int64)
     if is_text:

@@ -100,7 +100,7 @@ def read_item_catalog(
                    is_item=[is_item_table(model, name) for name in names])
     if not found.counts.sum():
         raise DataError("the training data has no positive sample: two towers learn from rows whose label is 1",
-                        fix="check data.label")
+                        "check data.label")
     samples = replace(found.samples, dense=found.samples.dense.copy(), label=np.zeros(len(found.ids), np.float32))
     samples.dense[:, : model.num_dense - two.num_item_dense] = 0
     return ItemCatalog(found.ids, found.counts, samples, found.seen, rows)
@@ -111,7 +111,7 @@ def _read(source: SampleSource, start: int, stop: int, item: int, user: int | No
     items, is_positive = column_ids(batch, item), batch.label > 0.5
     if (items < 0).any():
         raise DataError(f"sample {start + int((items < 0).argmax())} of the training data has no item",
-                        fix="leave out rows without an item")
+                        "leave out rows without an item")
     ids, first = np.unique(items, return_index=True)
     counts = np.bincount(np.searchsorted(ids, items[is_positive]), minlength=len(ids)).astype(np.int64)
     seen = np.empty(0, np.int64)

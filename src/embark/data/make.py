@@ -92,18 +92,18 @@ def _check_disk(spec: RunSpec, out: Path) -> None:
     needed, free = estimate_bytes(spec), shutil.disk_usage(existing).free
     if needed > free:
         raise UserError(f"{out}: the data takes {format_bytes(needed)}, and the disk has {format_bytes(free)} left",
-                        fix="lower data.num_train_samples, or name a larger disk")
+                        "lower data.num_train_samples, or name a larger disk")
 
 
 def _clear(out: Path, *, force: bool) -> None:
     """Refuse to overwrite other data; with `force`, remove it."""
     if out.exists() and not out.is_dir():
-        raise UserError(f"{out}: is a file, and prepared data is a folder", fix="name another folder")
+        raise UserError(f"{out}: is a file, and prepared data is a folder", "name another folder")
     if (out / PREPARING).exists() and not force:
         raise UserError(f"{out}: holds an unfinished preparation",
-                        fix="resume it: embark data prepare; name another folder; or --force to replace it")
+                        "resume it: embark data prepare; name another folder; or --force to replace it")
     if (out / MANIFEST).exists() and not force:
-        raise UserError(f"{out}: holds prepared data already", fix="name another folder, or --force to replace it")
+        raise UserError(f"{out}: holds prepared data already", "name another folder, or --force to replace it")
     # The manifest first: without it, what is half removed or half written is not data.
     (out / MANIFEST).unlink(missing_ok=True)
     for split in SPLITS:

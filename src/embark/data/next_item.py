@@ -57,7 +57,7 @@ class NextItemBatches:
         """Refuse a log of which a user has chosen every item."""
         if self._negatives is not None and most_distinct >= len(self.catalog):
             raise DataError(f"{path}: {name} chose all of the {len(self.catalog)} items of the log, so that no "
-                            "negative is left", fix="leave out this user, or add rows of other items")
+                            "negative is left", "leave out this user, or add rows of other items")
 
     def train(self, users: Users, epoch: int) -> Batch:
         """Return samples with negatives of this epoch."""
@@ -82,7 +82,7 @@ class NextItemBatches:
         missing = [table.name for table in self._tables if table.name not in found]
         if missing:
             raise DataError(f"model.tables: {missing[0]} is nothing that an interaction log has",
-                            fix="it has the features that [model.sequence] names")
+                            "it has the features that [model.sequence] names")
         return Batch(
             dense=np.zeros((len(lengths), self._num_dense), np.float32),
             ids=np.concatenate([found[table.name][0] for table in self._tables]),

@@ -40,7 +40,7 @@ class RayExecutor:
             import ray
         except ModuleNotFoundError:
             raise MissingPackage('data.prepare.executor = "ray" needs ray, which is not installed',
-                                 fix="pip install 'embark-rec[ray]', in the version of the cluster") from None
+                                 "pip install 'embark-rec[ray]', in the version of the cluster") from None
         self._is_ours = not ray.is_initialized()
         if self._is_ours:
             _connect(os.getenv("RAY_ADDRESS", "auto"))
@@ -91,7 +91,7 @@ class RayExecutor:
         except OSError:
             if now_s - self._answered_s > _SILENCE_S:
                 raise Fault(f"the head of the Ray cluster, {address}, does not answer any more",
-                            fix="start the cluster again, then run the same command again: it goes on with the tasks "
+                            "start the cluster again, then run the same command again: it goes on with the tasks "
                                 "that are not done") from None
 
     def _check_room(self, nodes: Sequence[JsonDict]) -> None:
@@ -102,7 +102,7 @@ class RayExecutor:
             raise UserError(
                 f"no machine of the Ray cluster has {self._memory_bytes / 1e9:g} GB for a task; the largest gives its "
                 f"tasks {most_bytes / 1e9:.2g} GB",
-                fix="lower data.prepare.memory_gb, or start Ray with more: ray start --memory")
+                "lower data.prepare.memory_gb, or start Ray with more: ray start --memory")
 
 
 def _connect(address: str) -> None:
@@ -110,14 +110,14 @@ def _connect(address: str) -> None:
 
     if address.startswith(("http://", "https://")):
         raise UserError(f"RAY_ADDRESS = {address} is the address of jobs; tasks go to another",
-                        fix="set it to HOST:6379 on a machine of the cluster, or to ray://HOST:10001 elsewhere; or run "
+                        "set it to HOST:6379 on a machine of the cluster, or to ray://HOST:10001 elsewhere; or run "
                             "the command in the cluster: ray job submit -- embark data prepare …")
     try:
         _reach(address)  # Ray itself would try for minutes
         ray.init(address, log_to_driver=False, logging_level=logging.ERROR)
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(f"no Ray cluster at {address}: {to_one_line(error)[:300]}",
-                        fix="start one (ray start --head), or set RAY_ADDRESS to HOST:6379") from None
+                        "start one (ray start --head), or set RAY_ADDRESS to HOST:6379") from None
 
 
 def _reach(address: str) -> None:
@@ -135,10 +135,10 @@ def _result_of(reference: ray.ObjectRef[Any]) -> tuple[Any, tuple[int, int, int]
     except ray.exceptions.RayTaskError as error:  # before its first line: what the task does itself is caught there
         last = str(error).strip().splitlines()[-1]
         raise UserError(f"a machine of the Ray cluster cannot run Embark {__version__}: {to_one_line(last)[:300]}",
-                        fix=_INSTALL) from None
+                        _INSTALL) from None
     except ray.exceptions.RayError as error:
         raise Fault(f"Ray lost a task {_MAX_RETRIES + 1} times: {to_one_line(error)[:300]}",
-                    fix="run the command again. If the system killed it for memory, raise data.prepare.memory_gb, "
+                    "run the command again. If the system killed it for memory, raise data.prepare.memory_gb, "
                         "which keeps other tasks away, or use larger machines") from None
     if isinstance(result, EmbarkError | OSError):
         raise result
@@ -156,7 +156,7 @@ def _do(version: str, work: Work, task: Any) -> tuple[Any, tuple[int, int, int]]
     result: Any
     try:
         if version != __version__:
-            raise UserError(f"a machine of the cluster has Embark {__version__}, the driver {version}", fix=_INSTALL)
+            raise UserError(f"a machine of the cluster has Embark {__version__}, the driver {version}", _INSTALL)
         result = work.do(task, report)()
     except (EmbarkError, OSError) as error:
         result = error

@@ -32,7 +32,7 @@ def check_lists(num_samples: int, list_size: int, what: str) -> None:
     """Refuse data that ends within a list."""
     if num_samples % list_size:
         raise DataError(f"{what}: {num_samples:,} rows are not whole lists of {list_size}",
-                        fix="fill up shorter lists with rows without a label, or change list_size of the task")
+                        "fill up shorter lists with rows without a label, or change list_size of the task")
 
 
 def bad_labels(label: Floats, task: Task) -> Mask:

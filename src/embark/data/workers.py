@@ -114,7 +114,7 @@ class WorkerPool:
             code = process.exitcode
             how = f"by signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"with code {code}"
             raise Fault(f"a worker process ended {how} before its task was done",
-                        fix="run the command again. If the system killed it for memory, lower "
+                        "run the command again. If the system killed it for memory, lower "
                             "data.prepare.memory_gb or data.prepare.num_workers") from None
         return message
 

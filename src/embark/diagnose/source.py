@@ -50,7 +50,7 @@ class DiagnosedFile:
                 return cast(BinaryIO, gzip.open(self.path))
             return self.path.open("rb")  # a pipe can be opened once
         except OSError as error:
-            raise UserError(f"{self.path}: {error.strerror}", fix="name a file that can be read") from error
+            raise UserError(f"{self.path}: {error.strerror}", "name a file that can be read") from error
 
 
 @frozen
@@ -65,12 +65,12 @@ class SourceList:
 def sources_of(names: Sequence[str]) -> SourceList:
     """Return the files of names that are each a run's directory, name or URI; a log; a folder of logs; or `-`."""
     if not names:
-        raise UserError("nothing to diagnose", fix="embark diagnose RUN, a log, a folder of logs, or - to read a pipe")
+        raise UserError("nothing to diagnose", "embark diagnose RUN, a log, a folder of logs, or - to read a pipe")
     if list(names).count(STDIN) > 1:
-        raise UserError("standard input can be read only once", fix="give - once")
+        raise UserError("standard input can be read only once", "give - once")
     for name in names:
         if name.startswith("-") and name != STDIN and not Path(name).exists():
-            raise UserError(f"{name}: no such option", fix="embark diagnose --help")
+            raise UserError(f"{name}: no such option", "embark diagnose --help")
     paths: list[Path | None] = []
     named: set[Path] = set()
     spec: DiagnosedFile | None = None
@@ -123,7 +123,7 @@ def _below(folder: Path) -> Iterator[Path]:
             continue
         found += 1
         if found > MAX_FILES:
-            raise UserError(f"{folder}: more than {MAX_FILES:,} files", fix="name the logs")
+            raise UserError(f"{folder}: more than {MAX_FILES:,} files", "name the logs")
         yield path
 
 

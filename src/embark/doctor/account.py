@@ -104,7 +104,7 @@ def need_of(spec: RunSpec) -> Need:
     machine = machine_of_place(catalog, place)
     if machine is None:
         raise UserError("which account? neither place.machine nor place.cloud is set",
-                        fix="embark doctor --cloud --machine p5.48xlarge, or a spec that names one")
+                        "embark doctor --cloud --machine p5.48xlarge, or a spec that names one")
     # Not by make_job: the account is checked even where the run could not be rendered yet.
     job = Job.of(spec, machine)
     return Need(job, job.location, catalog)

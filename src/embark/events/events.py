@@ -98,7 +98,7 @@ class ResilientFile:
         if self._error:
             cause = os.strerror(self._error.errno or 0).lower()
             raise Fault(f"could not write the end of {self.path}: {cause}",
-                        fix="free some space, then run the same command to resume")
+                        "free some space, then run the same command to resume")
 
 
 @frozen
@@ -207,7 +207,7 @@ class EventLog:
         if self._file.is_gone():
             self._check()
             raise Fault(f"{self._file.path} was deleted or moved while the run was training, so its record is gone",
-                        fix="if that was a mistake, put the folder back; the same command starts or resumes the run")
+                        "if that was a mistake, put the folder back; the same command starts or resumes the run")
 
     def close(self) -> None:
         self._file.close()

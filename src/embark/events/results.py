@@ -71,5 +71,5 @@ def data_frame(rows: Sequence[JsonDict]) -> pd.DataFrame:
         import pandas as pd
     except ImportError as error:
         raise MissingPackage("a data frame needs pandas, which is not installed",
-                             fix="pip install 'embark-rec[notebook]'") from error
+                             "pip install 'embark-rec[notebook]'") from error
     return pd.DataFrame(rows, columns=list(dict.fromkeys(name for row in rows for name in row)))

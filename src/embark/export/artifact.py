@@ -218,20 +218,20 @@ class Artifact:
         model = self.info.model
         if not model.is_custom:
             if model_file:
-                raise UserError(f"--model-file: the model is {model.kind}, which needs no file", fix="leave it out")
+                raise UserError(f"--model-file: the model is {model.kind}, which needs no file", "leave it out")
             return model
         fix = f"--model-file {file_of(model.kind)}: the file that the run was trained with"
         if not model_file:
-            raise UserError(f"{self.uri}: its model is {model.kind}, and an artifact holds no code", fix=fix)
+            raise UserError(f"{self.uri}: its model is {model.kind}, and an artifact holds no code", fix)
         try:
             code = Path(model_file).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{model_file}: cannot be read: {getattr(error, 'strerror', None) or error}",
-                            fix=fix) from None
+                            fix) from None
         if code_digest(code) != self.info.code_sha256:
             where = f"{self.info.run}/checkpoints/{checkpoint_name(self.info.step)}/{SPEC}"
             raise UserError(f"{model_file}: is not the code that the model was trained with",
-                            fix=f"put back that text: it is model.code in {where}")
+                            f"put back that text: it is model.code in {where}")
         return model.changed(code=code)
 
     @cached_property
@@ -296,7 +296,7 @@ def current(versions: CheckpointStore) -> CurrentVersion:
     if found is None and text is not None:
         uri = versions.store.uri
         raise DataError(f"{versions.store.where(CURRENT)} is damaged: it names no version",
-                        fix=f"`embark rollback {uri} VERSION` writes it again; --list lists the versions")
+                        f"`embark rollback {uri} VERSION` writes it again; --list lists the versions")
     if found is None:
         found = CurrentVersion(max((0, *(one.step for one in versions.committed() if not one.values.get(CANDIDATE)),
                                     *versions.unreadable())))
@@ -383,7 +383,7 @@ def open_features(folder: str) -> Artifact:
     """Open how raw rows are encoded, beside a model that `embark export --format` wrote; it has no weights."""
     path = Path(folder)
     if not (path / INFO).is_file():
-        raise UserError(f"{folder}: has no {INFO}", fix="name a folder that `embark export RUN --format` wrote")
+        raise UserError(f"{folder}: has no {INFO}", "name a folder that `embark export RUN --format` wrote")
     found = Artifact(folder, 0, path, _read_info(path / INFO), 0)
     _check_ids(found)
     return found
@@ -420,17 +420,17 @@ def _chain(uri: str, version: int | VersionId | None, identity: str, until: str,
     chosen = versions.find(version)
     if chosen is None:
         if version in versions.unreadable():
-            raise DataError(f"{versions.where(version)} is damaged: its {COMMIT_FILE} cannot be read", fix=_OTHER)
+            raise DataError(f"{versions.where(version)} is damaged: its {COMMIT_FILE} cannot be read", _OTHER)
         committed = versions.committed()
         if not committed:
             raise no_versions(uri)
         what = f"has no version {version}{named_by}" if version else "has no current version"
         fix = "" if version and not named_by else f"`embark rollback {uri} VERSION` makes one current; "
-        raise UserError(f"{uri}: {what}", fix=f"{fix}its versions: " + ", ".join(str(one.step) for one in committed))
+        raise UserError(f"{uri}: {what}", f"{fix}its versions: " + ", ".join(str(one.step) for one in committed))
     if identity not in ("", identity_of(chosen)):
         raise DataError(f"{versions.where(version)} has other content than the wanted version{named_by}: its identity "
                         f"is {short_identity(identity_of(chosen))}, and not {short_identity(identity)}",
-                        fix=f"`embark rollback {uri} {version}` serves what is there now")
+                        f"`embark rollback {uri} {version}` serves what is there now")
     return versions, delta_chain(versions, chosen, until)
 
 
@@ -476,7 +476,7 @@ def _check_tensors(found: Artifact, versions: CheckpointStore, chain: Sequence[C
         tensors = found.weights if file == WEIGHTS else found.id_maps
         if tensors_checksum(tensors, file_metadata(found.info)) != checksum_of(chain[-1], file):
             raise DataError(f"{versions.where(found.version)} is damaged: {file} put together from version "
-                            f"{chain[0].step} and {len(chain) - 1} deltas has other bytes", fix=_OTHER)
+                            f"{chain[0].step} and {len(chain) - 1} deltas has other bytes", _OTHER)
 
 
 def _check_ids(found: Artifact) -> None:
@@ -485,7 +485,7 @@ def _check_ids(found: Artifact) -> None:
     tables = {table.name: table for table in model.scored_features()}
 
     def refuse(what: str, file: str = INFO) -> None:
-        raise DataError(f"{found.folder / file}: {what}", fix="it was not written by Embark: export the run again")
+        raise DataError(f"{found.folder / file}: {what}", "it was not written by Embark: export the run again")
 
     numbers, statistics = rows.coded_numbers(), rows.columns.statistics_names
     if tuple(code.column for code in numbers.codes) != rows.columns.dense_names or \
@@ -523,7 +523,7 @@ def delta_chain(versions: CheckpointStore, chosen: Checkpoint, until: str = "") 
         parent = versions.find(number) if isinstance(number, int) else None
         if parent is None or parent.step >= chain[0].step or not parent_values(parent).items() <= values.items():
             raise DataError(f"{versions.where(chosen.step)} is a delta that needs version {number}, which is "
-                            f"{'gone' if parent is None else 'another one now'}", fix=_OTHER)
+                            f"{'gone' if parent is None else 'another one now'}", _OTHER)
         chain.insert(0, parent)
     return chain
 
@@ -538,7 +538,7 @@ def check_sizes(versions: CheckpointStore, chosen: Checkpoint, fix: str) -> None
                 size = 0
             if size != mark.size_bytes:
                 raise DataError(f"{versions.where(link.step)} is damaged: {name} has {size:,} bytes instead of "
-                                f"{mark.size_bytes:,}", fix=fix)
+                                f"{mark.size_bytes:,}", fix)
 
 
 def parent_values(parent: Checkpoint) -> JsonDict:
@@ -565,7 +565,7 @@ def file_metadata(info: ArtifactInfo) -> dict[str, str]:
 
 def no_versions(uri: str) -> UserError:
     """Return the error for a URI without versions."""
-    return UserError(f"{uri}: has no exported model", fix=_suggested_uri(uri))
+    return UserError(f"{uri}: has no exported model", _suggested_uri(uri))
 
 
 def _suggested_uri(uri: str) -> str:
@@ -631,7 +631,7 @@ def _fetch(versions: CheckpointStore, chosen: Checkpoint) -> Path:
 
 def _check(versions: CheckpointStore, here: CheckpointStore, chosen: Checkpoint, names: Sequence[str]) -> None:
     if damages := here.damages(chosen, names):
-        raise DataError(f"{versions.where(chosen.step)} is damaged: {damages[0]}", fix=_OTHER)
+        raise DataError(f"{versions.where(chosen.step)} is damaged: {damages[0]}", _OTHER)
 
 
 def make_room(uri: str, wanted: int | VersionId | None, in_use: Collection[Path] = ()) -> None:
@@ -690,12 +690,12 @@ def _read_info(path: Path) -> ArtifactInfo:
     try:
         info = ArtifactInfo.model_validate_json(text)
         if info.model.code:
-            raise DataError(f"{path}: holds code, which is never run", fix="export the run again")
+            raise DataError(f"{path}: holds code, which is never run", "export the run again")
         return info
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         if first["loc"] == ("format_version",):
             raise DataError(f"{path}: its format is version {first['input']}, this Embark reads {FORMAT_VERSION}",
-                            fix="export the run again, or use the Embark that wrote it") from None
+                            "export the run again, or use the Embark that wrote it") from None
         raise DataError(f"{path}: does not describe an exported model "
-                        f"({'.'.join(map(str, first['loc']))}: {first['msg']})", fix="export the run again") from None
+                        f"({'.'.join(map(str, first['loc']))}: {first['msg']})", "export the run again") from None

@@ -123,7 +123,7 @@ def apply_delta(file: str, before: Mapping[str, Array], delta: Mapping[str, Arra
         if array is None or rows is None or rows.dtype.kind != "u" or not array.ndim \
                 or len(rows) != len(values) or array.dtype != values.dtype \
                 or array.shape[1:] != values.shape[1:] or rows.max(initial=0) >= len(array):
-            raise DataError(f"{where}: its rows do not fit tensor {tensor}", fix="publish a full version: "
+            raise DataError(f"{where}: its rows do not fit tensor {tensor}", "publish a full version: "
                             "`embark export RUN --to URI`")
         array[rows] = values
     return found

@@ -108,7 +108,7 @@ def read_contents(
     """Read what a version of a checkpoint consists of; tables are read when they are written. `source` has the rows for
     the reference statistics, if they are not the run's own."""
     if tables not in TABLE_DTYPES:
-        raise UserError(f"--tables {tables}: no such type", fix=f"one of: {', '.join(TABLE_DTYPES)}")
+        raise UserError(f"--tables {tables}: no such type", f"one of: {', '.join(TABLE_DTYPES)}")
     arrays = _checked_arrays(trained)
     rows, maps, encoder = _row_format(trained, arrays)
     evaluated = trained.checkpoint.values.get("eval")
@@ -128,7 +128,7 @@ def _checked_arrays(trained: TrainedRun) -> CheckpointArrays:
     checkpoints = trained.run_dir.checkpoints
     if damage := checkpoints.damage(trained.checkpoint):
         raise UserError(f"{checkpoints.where(trained.checkpoint.step)} is damaged: {damage}",
-                        fix="name another with --step; `embark checkpoints RUN --verify` reads all")
+                        "name another with --step; `embark checkpoints RUN --verify` reads all")
     return CheckpointArrays(checkpoints.store, trained.checkpoint.name)
 
 
@@ -138,7 +138,7 @@ def _weights(arrays: CheckpointArrays, tables: Sequence[StoredTable], dtype: Tab
              for name, entry in arrays.entries.items() if name.startswith(_MODEL + DENSE)]
     for one in found:
         if any(np.isnan(values).any() for values in one.pieces()):  # a mask of the user's own may be infinite
-            raise DataError(f"{one.name} has values that are NaN", fix="export another checkpoint with --step")
+            raise DataError(f"{one.name} has values that are NaN", "export another checkpoint with --step")
     for table in tables:
         name = table_weight(table.name, is_sequence=table.is_sequence)
         num_rows, dim = arrays.entry(name, (table.rows, table.dim)).size
@@ -151,7 +151,7 @@ def _weights(arrays: CheckpointArrays, tables: Sequence[StoredTable], dtype: Tab
                 try:
                     yield quantize_rows(rows, dtype)
                 except DataError as error:
-                    raise DataError(f"{name.removeprefix(_MODEL)} {error.what}", fix=error.fix) from None
+                    raise DataError(f"{name.removeprefix(_MODEL)} {error.what}", error.fix) from None
 
         found.append(TensorSource(name.removeprefix(_MODEL), element, (num_rows, num), pieces))
     return found
@@ -163,12 +163,12 @@ def _row_format(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[RowForma
     manifest = None
     if data.kind == "prepared" and model.has_dynamic_tables:
         raise UserError(f"{trained.run_dir.uri}: has dynamic tables over prepared ids, and is not exported",
-                        fix='train on the values themselves, data.kind = "columns"')
+                        'train on the values themselves, data.kind = "columns"')
     if data.kind in ("prepared", "interactions"):
         found = find_id_maps(trained.run_dir.uri, trained.spec, trained.fingerprint)
         manifest = found.manifest
         if manifest is None and data.kind == "prepared":
-            raise DataError(f"{data.path}: the id maps of the run's data cannot be read: {found.why}", fix=found.fix)
+            raise DataError(f"{data.path}: the id maps of the run's data cannot be read: {found.why}", found.fix)
         before = PreparedWith.of(found.path, manifest) if manifest else None
         if before and manifest and SEQUENCES in manifest.settings:
             schema, prepare, encoder = next_item_rows(model, data, before)

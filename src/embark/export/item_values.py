@@ -53,11 +53,11 @@ def item_values(trained: TrainedRun) -> Values:
     if found.manifest is None and data.kind == "interactions":  # whose items are rows of the table
         return Values(None)
     if found.manifest is None:
-        raise DataError(f"{data.path}: the values of the items cannot be read: {found.why}", fix=found.fix)
+        raise DataError(f"{data.path}: the values of the items cannot be read: {found.why}", found.fix)
     table = read_values(found.path, found.manifest, [item])[item]
     if table.values is None and not table.has_no_map:
         raise DataError(f"{data.path}: the values of the items cannot be read: {table.note}",
-                        fix="put the files back that the data was prepared from")
+                        "put the files back that the data was prepared from")
     return Values(table.values)
 
 

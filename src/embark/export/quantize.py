@@ -28,10 +28,10 @@ def row_format(dtype: TableDtype, dim: int) -> tuple[np.dtype[Any], int]:
 def quantize_rows(rows: Floats, dtype: TableDtype) -> Array:
     """Return rows of shape [n, D] in their stored form."""
     if not np.isfinite(rows).all():
-        raise DataError("has values that are not finite", fix="export another checkpoint with --step")
+        raise DataError("has values that are not finite", "export another checkpoint with --step")
     if dtype in ("fp32", "fp16"):
         if dtype == "fp16" and np.abs(rows).max(initial=0) > np.finfo(np.float16).max:
-            raise DataError("has values that fp16 cannot hold", fix="--tables fp32 or int8")
+            raise DataError("has values that fp16 cannot hold", "--tables fp32 or int8")
         return rows.astype(row_format(dtype, rows.shape[1])[0])
     levels = 255 if dtype == "int8" else 15
     low, high = rows.min(axis=1, keepdims=True), rows.max(axis=1, keepdims=True)
@@ -40,7 +40,7 @@ def quantize_rows(rows: Floats, dtype: TableDtype) -> Array:
         scale[scale == 0] = 1
         return np.hstack([_levels(rows, low, scale, levels), *(_bytes(part) for part in (scale, low))])
     if max(np.abs(low).max(initial=0), np.abs(high).max(initial=0)) > np.finfo(np.float16).max:
-        raise DataError("has values that int4 rows, whose offsets are fp16, cannot hold", fix="--tables fp32 or int8")
+        raise DataError("has values that int4 rows, whose offsets are fp16, cannot hold", "--tables fp32 or int8")
     low = low.astype(np.float16).astype(np.float32)
     scale = np.maximum((high - low) / np.float32(levels), _SMALLEST).astype(np.float16)
     values = _levels(rows, low, scale.astype(np.float32), levels)

@@ -74,7 +74,7 @@ def rollback(uri: str, version: int | None = None) -> Rollback:
     chosen = version if version is not None else max((one for one in numbers if one < previous), default=0)
     if chosen not in numbers:
         no_earlier = f"version before {previous}, which is current" if previous else "current version: name one"
-        raise UserError(f"{uri}: has no {no_earlier if version is None else f'version {version}'}", fix=every)
+        raise UserError(f"{uri}: has no {no_earlier if version is None else f'version {version}'}", every)
     check_sizes(versions, committed[numbers.index(chosen)], every)
     now = set_current(versions, chosen, reason="rollback")
     return Rollback(uri, chosen, now.identity, now.previous or previous)

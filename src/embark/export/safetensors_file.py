@@ -75,7 +75,7 @@ def map_file(path: Path) -> dict[str, Array]:
         header.pop("__metadata__", None)
         return {str(name): _tensor(data[8 + length :], about) for name, about in header.items()}
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise DataError(f"{path}: is not a safetensors file: {error}", fix="export the run again") from None
+        raise DataError(f"{path}: is not a safetensors file: {error}", "export the run again") from None
 
 
 def _tensor(data: Array, about: JsonMap) -> Array:

@@ -41,7 +41,7 @@ def id_methods(prepare: PrepareSpec, schema: Schema) -> tuple[IdMethod, ...]:
     without = [column.name for column in schema.sparse if column.rows is None]
     if prepare.ids == "hash" and without:
         raise UserError(f"data.prepare.ids = \"hash\" needs the rows of every table; not given: {', '.join(without)}",
-                        fix="give them in [[model.tables]], or set data.prepare.ids = \"frequency\"")
+                        "give them in [[model.tables]], or set data.prepare.ids = \"frequency\"")
     # An hour or a bucket is its id, and a weight is none.
     return tuple("hash" if column.kind in FIXED_ROWS or column.weights_of or column.num_hashes > 1 else prepare.ids
                  for column in schema.sparse)
@@ -251,7 +251,7 @@ def plain_row_format(
     tables, features = model.scored_features(), features or FeaturesSpec()
     if len({table.name for table in tables}) < len(tables):
         raise UserError(f"a feature is called {CANDIDATE!r}, as the column of the item that is scored is",
-                        fix="rename it, and train again")
+                        "rename it, and train again")
     names = prepared.dense if prepared else data.dense_columns or tuple(f"dense_{i}" for i in range(model.num_dense))
     numbers = numbers_of(features.fitted, names)
     schema = plain_schema(tables, names, data, model.tasks, has_words=has_words, features=features)

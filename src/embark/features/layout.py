@@ -233,7 +233,7 @@ class Block:
         head_bytes = 8 * len(layout.ragged)
         counts = data[:head_bytes].view("<i8").tolist() if len(data) >= head_bytes else [-1]
         if min(counts, default=0) < 0 or (fields := layout.map(num_rows, counts)).size_bytes > len(data):
-            raise DataError("a block of prepared data is not as long as its rows", fix=REPAIR)
+            raise DataError("a block of prepared data is not as long as its rows", REPAIR)
         ragged = []
         for lengths_field, ids_field in fields.ragged:
             lengths, offsets = lengths_field.of(data), np.zeros(num_rows + 1, np.int64)

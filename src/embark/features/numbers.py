@@ -217,7 +217,7 @@ def recorded_numbers(record: Any, features: FeaturesSpec, columns: Sequence[str]
     found = read_numbers(record)
     if tuple(code.column for code in found.codes) != tuple(columns):
         raise DataError("the record of the numbers' transforms is of other columns",
-                        fix="prepare the data again, with this version of Embark")
+                        "prepare the data again, with this version of Embark")
     return found
 
 
@@ -227,7 +227,7 @@ def read_numbers(record: Any) -> Numbers:
         return Numbers(CODES.validate_json(json.dumps(record)))
     except (ValidationError, ValueError) as error:
         raise DataError(f"the record of the numbers' transforms is not readable ({str(error)[:200]})",
-                        fix="prepare the data again, with this version of Embark") from None
+                        "prepare the data again, with this version of Embark") from None
 
 
 def numbers_of(fitted: str, columns: Sequence[str]) -> Numbers:
@@ -237,11 +237,11 @@ def numbers_of(fitted: str, columns: Sequence[str]) -> Numbers:
     try:
         found = Numbers(CODES.validate_json(fitted))
     except ValidationError as error:
-        raise UserError(f"features.fitted: is not what a run wrote ({error.errors()[0]['msg']})", fix="leave it out") \
+        raise UserError(f"features.fitted: is not what a run wrote ({error.errors()[0]['msg']})", "leave it out") \
             from None
     if found.names != tuple(columns):
         raise UserError(f"features.fitted: is of the columns {', '.join(found.names)}, not {', '.join(columns)}",
-                        fix="leave it out")
+                        "leave it out")
     return found
 
 
@@ -304,7 +304,7 @@ class NumberSample:
         """Read it from a file."""
         data = path.read_bytes()
         if sha256(data[_DIGEST_BYTES:]).digest() != data[:_DIGEST_BYTES]:
-            raise DataError(f"{path} is damaged", fix="--fresh starts the preparation over")
+            raise DataError(f"{path} is damaged", "--fresh starts the preparation over")
         content = BytesIO(data[_DIGEST_BYTES:])
         draws, dense, num_missing, num_rows = (np.load(content) for _ in range(4))
         return NumberSample(draws, dense, num_missing, int(num_rows))
@@ -365,7 +365,7 @@ def fit_numbers(
     found = Numbers(tuple(codes))
     if twins := [name for name in found.names if found.names.count(name) > 1]:
         raise UserError(f"two dense values are called {twins[0]!r}: a column, and what is made of another one",
-                        fix="rename the column, or set features.missing_flags = false")
+                        "rename the column, or set features.missing_flags = false")
     return found
 
 

@@ -254,7 +254,7 @@ class LaunchBackend(ABC):
             time.sleep(self.late_s)
             yield from read()
         if not follow and not has_lines and (status := self.status(handle)).state != "running":
-            raise UserError(f"{handle.name} has no log: it is {status.state}. {status.reason}", fix=status.fix)
+            raise UserError(f"{handle.name} has no log: it is {status.state}. {status.reason}", status.fix)
 
     @abstractmethod
     def cancel(self, handle: RunHandle) -> CancelResult:
@@ -269,7 +269,7 @@ class LaunchBackend(ABC):
 
     def _exists(self, what: str, handle: RunHandle) -> UserError:
         """Return the refusal to launch a run that exists already."""
-        return UserError(f"{what} already exists", fix=f"embark status {handle.name}; embark cancel {handle.name} ends "
+        return UserError(f"{what} already exists", f"embark status {handle.name}; embark cancel {handle.name} ends "
                          "it and keeps the checkpoints; or another --set name=…")
 
     def _wait(self, handle: RunHandle, has_ended: Callable[[], bool], limit_s: float) -> bool:
@@ -313,10 +313,10 @@ def backend_for(spec: RunSpec, shell: Shell, notify: Notify, *, context: str = "
         start = f"{SUBMIT.format(spec.place.namespace)} submits it" if spec.place.target == "torchx" else \
             "its script starts it"
         raise UserError(f'embark launch does not support place.target = "{spec.place.target}"',
-                        fix=f"embark render writes its files, and {start}; or set place.target to "
+                        f"embark render writes its files, and {start}; or set place.target to "
                             + ", ".join(TARGETS))
     if context and name not in USES_KUBECTL:
-        raise UserError(f"--context applies to kubectl; this run is launched on {name}", fix="leave --context out")
+        raise UserError(f"--context applies to kubectl; this run is launched on {name}", "leave --context out")
     return _load(name, shell, notify, context=context)
 
 
@@ -324,7 +324,7 @@ def backend_of(handle: RunHandle, shell: Shell, notify: Notify, *, is_hasty: boo
     """Return the backend that a run was launched on. `is_hasty`: do not wait for a platform that does not answer."""
     if handle.backend not in BACKENDS:
         raise UserError(f"{handle.name} was launched on {handle.backend!r}, which this version does not know",
-                        fix="use the version that launched it")
+                        "use the version that launched it")
     return _load(handle.backend, shell, notify, retry=NO_RETRY if is_hasty else None)
 
 
@@ -347,7 +347,7 @@ def ray_address() -> str:
             return RAY_DASHBOARD
         if value:
             raise UserError(f"{variable}={value} is not where a Ray cluster takes jobs",
-                            fix=f"export {variable}=http://HEAD:8265, the address of its dashboard")
+                            f"export {variable}=http://HEAD:8265, the address of its dashboard")
     started = Path(os.getenv("RAY_TMPDIR", "/tmp")) / "ray" / "ray_current_cluster"
     return RAY_DASHBOARD if started.exists() else ""
 
@@ -380,7 +380,7 @@ def file_reader(path: Path, parse: Callable[[bytes], LogLine]) -> ReadLines:
         try:
             file = path.open("rb")
         except OSError as error:
-            raise UserError(f"{path}: {error.strerror}", fix="let this user read it") from None
+            raise UserError(f"{path}: {error.strerror}", "let this user read it") from None
         with file:
             file.seek(offset)
             for raw in file:

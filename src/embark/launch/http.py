@@ -35,7 +35,7 @@ def retry_api(call: Callable[[], T], retry: RetryPolicy, notify: Notify, *, name
     try:
         return call_with_retries(call, retry, is_unavailable)
     except RetriesExhausted as error:
-        raise Fault(f"{name} does not answer: {error.last}", fix=fix) from None
+        raise Fault(f"{name} does not answer: {error.last}", fix) from None
 
 
 @frozen
@@ -63,7 +63,7 @@ class Response:
         try:
             return json.loads(self.body)
         except ValueError as error:
-            raise Fault(f"not JSON: {to_one_line(self.text)[:200]}", fix="check the address") from error
+            raise Fault(f"not JSON: {to_one_line(self.text)[:200]}", "check the address") from error
 
 
 @frozen
@@ -103,7 +103,7 @@ class HttpClient:
         response = retry_api(attempt, self.retry, self.notify, name=self.name, fix=self.away_fix)
         if response.code in self.login_codes:
             raise UserError(f"{self.name} refuses your credentials: HTTP {response.code}: "
-                            f"{to_one_line(response.text)[:300]}", fix=self.login_fix)
+                            f"{to_one_line(response.text)[:300]}", self.login_fix)
         if what and not response.is_ok:
             raise self.error(response, what)
         return response

@@ -73,7 +73,7 @@ def find_builder(shell: Shell, wanted: str) -> str:
                 return program
     what = f"{wanted} does not work here: `{wanted} info` fails" if wanted else \
         f"no image builder works here: `info` of {', '.join(BUILDERS)} fails, or they are not installed"
-    raise UserError(what, fix="apt-get install -y podman, or https://docs.docker.com/engine/install/; Docker needs its "
+    raise UserError(what, "apt-get install -y podman, or https://docs.docker.com/engine/install/; Docker needs its "
                               "daemon running and your user in the group docker")
 
 
@@ -81,11 +81,11 @@ def build(builder: str, folder: Path, image: ImageName, arguments: Sequence[str]
     """Build the folder's Dockerfile, whose defaults are those of its machine. `arguments` go to the builder unchanged.
     """
     if not (folder / "Dockerfile").is_file():
-        raise UserError(f"{folder} has no Dockerfile", fix="embark render writes it; on TPU VMs runs use no image")
+        raise UserError(f"{folder} has no Dockerfile", "embark render writes it; on TPU VMs runs use no image")
     result = _run([builder, "build", "--tag", str(image), *arguments, str(folder)], notify)
     if not result.is_ok:
         raise UserError(f"{builder} could not build {image}: {_last_line(result)}",
-                        fix=_fix("build", result, image, builder))
+                        _fix("build", result, image, builder))
 
 
 def push(builder: str, image: ImageName, shell: Shell, notify: Notify) -> str:
@@ -96,7 +96,7 @@ def push(builder: str, image: ImageName, shell: Shell, notify: Notify) -> str:
         result = _run([builder, "push", *options, str(image)], notify)
         if not result.is_ok:
             raise Fault(f"{builder} could not push {image}: {_last_line(result)}",
-                        fix=_fix("push", result, image, builder))
+                        _fix("push", result, image, builder))
         if builder != "docker":
             found = _DIGEST.search(digest_file.read_text() if digest_file.is_file() else "")
             return found[0] if found else ""
@@ -159,10 +159,10 @@ def make_image(spec: str, options: ImageOptions, shell: Shell, notify: Notify) -
     """Render the spec's folder, build, push, and render again, so that every file names the new image."""
     if not Path(spec).is_file():
         raise UserError(f"{spec}: not a file, so the image's name cannot be written into it",
-                        fix="embark init PRESET writes a spec")
+                        "embark init PRESET writes a spec")
     job = make_job(load_spec(spec, [f"place.image={options.tag}"] if options.tag else []), load_catalog())
     if job.spec.place.target == "tpu-vm":
-        raise UserError('place.target = "tpu-vm" uses no image: its hosts install Embark\'s wheel', fix="embark launch")
+        raise UserError('place.target = "tpu-vm" uses no image: its hosts install Embark\'s wheel', "embark launch")
     name = replace(ImageName.parse(job.image), digest="")
     if not name.tag:  # `latest` would be another image tomorrow
         name = replace(name, tag=ImageName.parse(job.default_image).tag)
@@ -170,7 +170,7 @@ def make_image(spec: str, options: ImageOptions, shell: Shell, notify: Notify) -
     is_somebodys = "/" in str(name) and name.host not in ("localhost", PLACEHOLDER_REGISTRY.rstrip("/"))
     if options.must_push and not is_somebodys:
         raise UserError(f"{name} names no registry to push to",
-                        fix=f"--tag {EXAMPLES[job.cloud]}, with the names of your own registry")
+                        f"--tag {EXAMPLES[job.cloud]}, with the names of your own registry")
     builder = find_builder(shell, options.builder)
     folder = Path(render_folder(spec)[0].folder)
     build(builder, folder, name, options.build_options, notify)

@@ -78,7 +78,7 @@ def prepare_launch(spec: RunSpec, shell: Shell, notify: Notify, *, context: str 
         elif spec.place.machine or spec.place.cloud:
             estimate = estimate_launch(spec)
         if estimate is not None and not estimate.fits:
-            raise UserError(estimate.verdict, fix="nothing was launched. embark plan shows what fits; embark render "
+            raise UserError(estimate.verdict, "nothing was launched. embark plan shows what fits; embark render "
                                                   "writes the files in spite of it")
         request, prepared_s = LaunchRequest(spec, backend.handle_of(spec)), time.time()
         backend.check(request)

@@ -60,7 +60,7 @@ def save_record(run: RunRecord) -> RunRecord:
     try:
         write_atomic(path, json.dumps(record, indent=1) + "\n")
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}: the run could not be recorded", fix=WRITABLE) from error
+        raise UserError(f"{path}: {error.strerror}: the run could not be recorded", WRITABLE) from error
     return replace(run, path=path)
 
 
@@ -77,13 +77,13 @@ def launch_lock(handle: RunHandle) -> Iterator[None]:
         path.parent.mkdir(parents=True, exist_ok=True)
         lock = path.open("a")
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}: the run could not be recorded", fix=WRITABLE) from error
+        raise UserError(f"{path}: {error.strerror}: the run could not be recorded", WRITABLE) from error
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{handle.name} is being launched by another command",
-                            fix=f"embark status {handle.name}") from None
+                            f"embark status {handle.name}") from None
         yield
 
 
@@ -104,7 +104,7 @@ def lookup_run(name: str, context: str = "") -> RunRecord | None:
              if run.handle.name == bare and location in ("", location_hash(run.handle))]
     if len(found) > 1:
         raise UserError(f"{bare} was launched in {len(found)} places",
-                        fix="one of: " + ", ".join(f"{bare}@{location_hash(run.handle)}" for run in found))
+                        "one of: " + ", ".join(f"{bare}@{location_hash(run.handle)}" for run in found))
     return found[0] if found else None
 
 
@@ -120,7 +120,7 @@ def find_run(name: str, context: str = "") -> RunRecord:
     known = nearest(name.partition("@")[0], names) if names else "embark launch SPEC launches one"
     if (local := Path(RUNS_FOLDER, name) / EVENTS).is_file():
         known = f"it was trained without embark launch: embark watch {shlex.quote(str(local.parent))} shows it"
-    raise UserError(f"{name}: nothing was launched under that name from here", fix=known)
+    raise UserError(f"{name}: nothing was launched under that name from here", known)
 
 
 def location_hash(handle: RunHandle) -> str:

@@ -159,9 +159,9 @@ def _start(
                                 start_new_session=True)
     except FileNotFoundError as error:
         raise UserError(f"{words[0]} is not installed, or not on PATH",
-                        fix=SOURCES.get(words[0], f"install {words[0]}")) from error
+                        SOURCES.get(words[0], f"install {words[0]}")) from error
     except OSError as error:
-        raise UserError(f"{words[0]} cannot be started: {error.strerror}", fix="check its permissions") from error
+        raise UserError(f"{words[0]} cannot be started: {error.strerror}", "check its permissions") from error
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -219,7 +219,7 @@ class SupervisorClient:
                                       stdin_name="the spec, its start script and the supervisor", timeout_s=CALL_S)
             if not self.shell.is_dry and _state(host, done).is_lost:
                 raise Fault(f"{host.name}: the supervisor did not start: {to_one_line(done.err)[:300]}",
-                            fix=f"see {host.folder}/supervisor.log there")
+                            f"see {host.folder}/supervisor.log there")
 
         self._all(hosts, one)
 
@@ -335,11 +335,11 @@ def _error(host: Host, done: CommandResult) -> EmbarkError:
     said = to_one_line(done.err)[:300]
     if "Host key verification failed" in done.err:
         return UserError(f"{host.name} shows another host key than the one its cloud reported: {said}",
-                         fix="if the machine was replaced by hand, embark cancel and launch again; if not, the "
+                         "if the machine was replaced by hand, embark cancel and launch again; if not, the "
                              "connection may be intercepted")
     if done.code == CONNECTION_FAILED or done.has_timed_out:
         return Unreachable(f"{host.name} does not answer: {said}", fix="embark status checks again")
-    return Fault(f"{host.name}: {said or f'exit code {done.code}'}", fix="log in there and look")
+    return Fault(f"{host.name}: {said or f'exit code {done.code}'}", "log in there and look")
 
 
 def _quoted(path: Path) -> str:

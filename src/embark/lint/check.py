@@ -50,7 +50,7 @@ def lint(
 ) -> LintReport:
     """Lint files and folders together; with `fix`, write the automatic fixes."""
     if not paths:
-        raise UserError("no file to lint", fix="embark lint FILE…, or a folder")
+        raise UserError("no file to lint", "embark lint FILE…, or a folder")
     named = [Path(path) for path in ([paths] if isinstance(paths, Path | str) else paths)]
     found = lint_paths(named, select=select, ignore=ignore)
     changes, left = fix_paths(named, select=select, ignore=ignore) if fix else ([], found)
@@ -138,7 +138,7 @@ def _write(change: Change) -> None:
         write_atomic(path, change.new)
         path.chmod(mode)
     except OSError as error:
-        raise UserError(f"{change.path}: {error.strerror}", fix="the file was not changed") from error
+        raise UserError(f"{change.path}: {error.strerror}", "the file was not changed") from error
 
 
 def rules_of(select: Collection[str], ignore: Collection[str]) -> list[Rule]:
@@ -146,7 +146,7 @@ def rules_of(select: Collection[str], ignore: Collection[str]) -> list[Rule]:
     known = {name for rule in ALL_RULES for name in (rule.code, rule.name)}
     for word in (*select, *ignore):
         if not any(_means(word, rule) for rule in ALL_RULES):
-            raise UserError(f"{word!r}: no such rule", fix=nearest(word, known))
+            raise UserError(f"{word!r}: no such rule", nearest(word, known))
     chosen = [rule for rule in ALL_RULES if not select or any(_means(word, rule) for word in select)]
     return [rule for rule in chosen if not any(_means(word, rule) for word in ignore)]
 

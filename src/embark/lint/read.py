@@ -314,7 +314,7 @@ def _load(path: Path, *, named: bool) -> SourceFile | Unread:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
         if named:
-            raise UserError(f"{path}: {error.strerror}", fix="name a file or folder that can be read") from error
+            raise UserError(f"{path}: {error.strerror}", "name a file or folder that can be read") from error
         return Unread(empty, 0, f"cannot be read: {error.strerror}", "check its permissions")
     if len(data) > MAX_BYTES:
         return Unread(empty, 0, f"is longer than {MAX_BYTES / 1e6:.0f} MB", "lint the manifest alone")
@@ -337,7 +337,7 @@ def _expand(paths: Sequence[Path]) -> Iterator[tuple[Path, bool]]:
                 seen.add(one)
                 yield one, one == path
                 if len(seen) > MAX_FILES:
-                    raise UserError(f"{path}: more than {MAX_FILES:,} files", fix="name the folder of the manifests")
+                    raise UserError(f"{path}: more than {MAX_FILES:,} files", "name the folder of the manifests")
 
 
 def _below(folder: Path) -> list[Path]:

@@ -51,6 +51,6 @@ def refuse_faults(files: Sequence[File], today: datetime.date | None = None) -> 
     errors = [f"  {one.path}:{one.line}: {one.code} {one.what}" for one in findings if one.level == "error"]
     if errors:
         raise UserError("\n".join(["the rendered files have lint errors:", *errors]),
-                        fix="nothing was written or launched; a newer Embark names newer versions of what a cloud "
+                        "nothing was written or launched; a newer Embark names newer versions of what a cloud "
                             "no longer offers; else please report this bug")
     return findings

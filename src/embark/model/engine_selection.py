@@ -20,7 +20,7 @@ def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
     requested = spec.train.engine
     if spec.has_bf16_tables and (obstacle or requested == "pipeline"):
         raise UserError(f"tables in bf16 are trained by a captured step only: {obstacle or 'pipeline requested'}",
-                        fix='train.table_dtype = "fp16" or "fp32"')
+                        'train.table_dtype = "fp16" or "fp32"')
     if requested == "pipeline":
         return "pipeline", "requested"
     if requested == "cuda_graph":
@@ -28,7 +28,7 @@ def select_engine(spec: RunSpec, device: str, obstacle: str) -> tuple[str, str]:
             return "pipeline", obstacle
         if obstacle:
             raise UserError(f'train.engine = "cuda_graph" cannot be used: {obstacle}',
-                            fix='train.engine = "pipeline", or "auto", which chooses')
+                            'train.engine = "pipeline", or "auto", which chooses')
     elif obstacle or (device != "cuda" and not spec.has_bf16_tables):
         return "pipeline", obstacle or "there is no GPU to capture the step on"
     if device != "cuda":

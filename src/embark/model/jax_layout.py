@@ -178,7 +178,7 @@ def _split(features: list[int], tables: Sequence[Table]) -> list[list[int]]:
         rows = tables[feature].rows
         if rows > MAX_ROWS:
             raise UserError(f"table {tables[feature].name} has {rows:,} rows, too many for the JAX trainer",
-                            fix=f"at most {MAX_ROWS:,} rows: it numbers them in 32 bits")
+                            f"at most {MAX_ROWS:,} rows: it numbers them in 32 bits")
         if split[-1] and num_rows + rows > MAX_ROWS // 2:
             split.append([])
             num_rows = 0

@@ -12,7 +12,7 @@ def steps_per_epoch(num_train_samples: int, batch_size: int) -> int:
     if steps == 0:
         raise DataError(
             f"the data has {num_train_samples} rows to train on, fewer than train.batch_size = {batch_size}",
-            fix=f"set train.batch_size to {max(num_train_samples, 1)} or less, or bring more data",
+            f"set train.batch_size to {max(num_train_samples, 1)} or less, or bring more data",
         )
     return steps
 

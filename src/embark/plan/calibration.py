@@ -176,7 +176,7 @@ def read_calibrations(path: Path) -> dict[str, Calibration]:
         return found
     except (OSError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         fix = "remove it; embark bench --calibrate makes another"
-        raise UserError(f"{path}: not a calibration: {error}", fix=fix) from error
+        raise UserError(f"{path}: not a calibration: {error}", fix) from error
 
 
 def calibration_for(gpu: Gpu, known: dict[str, Calibration] | None = None) -> Calibration:

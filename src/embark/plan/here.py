@@ -100,9 +100,9 @@ def _device(spec: RunSpec, machine: ThisMachine) -> Literal["cpu", "cuda"]:
     wanted = spec.place.device
     if wanted in ("jax", "tpu"):
         raise UserError(f'place.device = "{wanted}": this machine is planned for torch only, on a CPU or NVIDIA GPUs',
-                        fix="--set place.device=auto")
+                        "--set place.device=auto")
     if wanted == "cuda" and not machine.gpus:
-        raise UserError('place.device = "cuda", and nvidia-smi shows no GPU here', fix="--set place.device=auto")
+        raise UserError('place.device = "cuda", and nvidia-smi shows no GPU here', "--set place.device=auto")
     return "cuda" if machine.gpus and wanted != "cpu" else "cpu"
 
 

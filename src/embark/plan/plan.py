@@ -198,20 +198,20 @@ def _checked(machine: Machine, spec: RunSpec, request: PlanRequest) -> Machine:
     cloud = request.cloud or spec.place.cloud
     if cloud and cloud != machine.cloud:
         raise UserError(f"{machine.name} is a machine of {machine.cloud}, not of {cloud}",
-                        fix=f"leave the cloud out, or embark catalog list --cloud {cloud}")
+                        f"leave the cloud out, or embark catalog list --cloud {cloud}")
     return machine
 
 
 def _check(request: PlanRequest) -> None:
     if request.cloud and request.cloud not in CLOUDS:
-        raise UserError(f"{request.cloud!r}: no such cloud", fix=nearest(request.cloud, CLOUDS))
+        raise UserError(f"{request.cloud!r}: no such cloud", nearest(request.cloud, CLOUDS))
     for flag, value in (("--deadline", request.deadline_h), ("--budget", request.budget_usd)):
         if value is not None and not (value > 0 and math.isfinite(value)):
-            raise UserError(f"{flag} {value:g} must be greater than 0", fix=f"{flag} 8")
+            raise UserError(f"{flag} {value:g} must be greater than 0", f"{flag} 8")
     if request.max_nodes < 1:
-        raise UserError(f"--max-nodes {request.max_nodes} must be at least 1", fix="--max-nodes 16")
+        raise UserError(f"--max-nodes {request.max_nodes} must be at least 1", "--max-nodes 16")
     if request.num_samples is not None and request.num_samples < 1:
-        raise UserError(f"--samples {request.num_samples} must be at least 1", fix="--samples 4195197692")
+        raise UserError(f"--samples {request.num_samples} must be at least 1", "--samples 4195197692")
 
 
 def _estimate_dict(estimate: Estimate) -> JsonDict:

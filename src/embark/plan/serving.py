@@ -271,13 +271,13 @@ def offers_for(num_replicas: int, memory_bytes: float, request: ServeRequest) ->
     if request.machine:
         if request.machine not in catalog.cpu_machines:
             raise UserError(f"{request.machine!r}: no machine without accelerators has this name",
-                            fix=nearest(request.machine, catalog.cpu_machines))
+                            nearest(request.machine, catalog.cpu_machines))
         machines = [catalog.cpu_machines[request.machine]]
     found = [_offer(machine, catalog.prices.get((machine.name, request.region)) if request.region else
                     lowest_price(catalog, machine, request.purchase), num_replicas, memory_bytes, request)
              for machine in machines if request.cloud in ("", machine.cloud)]
     if not found:
-        raise UserError(f"{request.machine} is not a machine of {request.cloud}", fix="leave one of the two out")
+        raise UserError(f"{request.machine} is not a machine of {request.cloud}", "leave one of the two out")
     return sorted(found, key=lambda one: (one.usd_per_month is None, one.usd_per_month or 0.0, one.num_machines))
 
 
@@ -344,8 +344,8 @@ def _cloud_of(region: str) -> str:
 def _check(request: ServeRequest) -> None:
     for flag, value in (("--qps", request.qps), ("--p99-ms", request.p99_ms)):
         if not (value > 0 and math.isfinite(value)):
-            raise UserError(f"{flag} {value:g} must be greater than 0", fix=f"{flag} 20")
+            raise UserError(f"{flag} {value:g} must be greater than 0", f"{flag} 20")
     if request.cloud and request.cloud not in CLOUDS:
-        raise UserError(f"{request.cloud!r}: no such cloud", fix=nearest(request.cloud, CLOUDS))
+        raise UserError(f"{request.cloud!r}: no such cloud", nearest(request.cloud, CLOUDS))
     if not 1 <= request.rows_per_request <= 8_192:
-        raise UserError(f"--rows {request.rows_per_request}: a request has 1 to 8,192 rows", fix="--rows 128")
+        raise UserError(f"--rows {request.rows_per_request}: a request has 1 to 8,192 rows", "--rows 128")

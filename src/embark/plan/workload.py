@@ -72,7 +72,7 @@ def workload_of(spec: RunSpec, counted: DataSize | None = None) -> Workload:
         num_train, num_eval, source = train.num_steps * train.batch_size, 0, "train.num_steps, as one epoch"
     else:
         raise UserError(f"{data.path or data.kind}: cannot read the dataset's size from here",
-                        fix="pass --samples N, or set data.num_train_samples")
+                        "pass --samples N, or set data.num_train_samples")
     num_steps = num_steps_of(train, num_train)
     row_bytes = sample_bytes(spec)
     stored_bytes = counted.data_bytes if counted is not None else None
@@ -115,9 +115,9 @@ def resolve_data(spec: RunSpec, num_samples: int | None = None) -> tuple[RunSpec
     if not spec.model.gives_tables:
         if folder is not None and spec.data.prepare.input:
             raise UserError(f"{spec.data.path}: no prepared data yet, which says the tables of the model",
-                            fix="`embark data prepare SPEC` writes it; or give [model] its tables")
+                            "`embark data prepare SPEC` writes it; or give [model] its tables")
         raise UserError(f"{spec.data.path}: cannot read the tables from here",
-                        fix="give [model] its tables, or plan where the data is")
+                        "give [model] its tables, or plan where the data is")
     return _listed(spec), given
 
 

@@ -52,7 +52,7 @@ class GateRows:
             found = found[:, sum(task.num_outputs for task in tasks[:position])]
         if not np.isfinite(found).all():
             raise DataError(f"version {artifact.version}: {int((~np.isfinite(found)).sum()):,} scores are not finite",
-                            fix="publish another checkpoint")
+                            "publish another checkpoint")
         return found.astype(np.float64)
 
     def _portions(self, encoder: RowEncoder) -> Iterator[Rows]:
@@ -66,7 +66,7 @@ class GateRows:
         for wanted in bounds.slices:
             if not any(wanted in (column, table) for column, _, table in names):
                 raise UserError(f"publish.slices: {wanted}: the model has no such feature",
-                                fix=nearest(wanted, [column for column, _, _ in names]))
+                                nearest(wanted, [column for column, _, _ in names]))
         return [GateSlice(f"{column} = {part.label}", part.samples)
                 for number, (column, kind, table) in enumerate(names)
                 if (column in bounds.slices or table in bounds.slices if bounds.slices else kind == "sparse")
@@ -91,13 +91,13 @@ def open_gate_rows(trained: TrainedRun, bounds: PublishSpec) -> Iterator[GateRow
     model = trained.spec.model
     if model.kind == "two_tower" or model.is_next_item or (model.tasks and main_task(model.tasks) < 0):
         raise UserError(f"{trained.run_dir.uri}: the gate needs predicted probabilities, and this model has none",
-                        fix="publish.gate = false publishes without it")
+                        "publish.gate = false publishes without it")
     if trained.spec.stream.is_on and trained.spec.data.kind == "synthetic" and not bounds.data:
         raise UserError(f"{trained.run_dir.uri}: follows a stream, and the gate has no labelled rows",
-                        fix="--set publish.data=ROWS names some; publish.gate = false, or --no-gate, publishes without "
+                        "--set publish.data=ROWS names some; publish.gate = false, or --no-gate, publishes without "
                             "them")
     with open_rows(trained.spec, trained.fingerprint, bounds.data, run_uri=trained.run_dir.uri) as opened:
         if not (num := opened.source.num_eval_samples):
-            raise DataError(f"{opened.description}: has no rows for the gate", fix="name rows with publish.data")
+            raise DataError(f"{opened.description}: has no rows for the gate", "name rows with publish.data")
         yield GateRows(opened, RowsInMemory(opened.source.eval_rows(0, num)) if num <= bounds.rows else
                        RowsInMemory.folds(opened.source, bounds.rows, 1)[0])

@@ -194,7 +194,7 @@ def _find(run: str, sets: Sequence[str]) -> TrainedRun:
     for one in sets:
         if not one.startswith("publish."):
             raise UserError(f"--set {one}: the run is trained; only fields of [publish] can be set now",
-                            fix="--set publish.data=rows.parquet")
+                            "--set publish.data=rows.parquet")
     return find_trained(run, sets=sets)
 
 

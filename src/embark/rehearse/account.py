@@ -41,5 +41,5 @@ def rehearse_account(spec: str, settings: Sequence[str], on_step: Callable[[Step
         from .account_scripts import rehearse_scripts
     except ModuleNotFoundError as error:
         raise MissingPackage(f"embark rehearse --account needs {error.name}, which is not installed",
-                             fix="pip install 'embark-rec[account]'") from error
+                             "pip install 'embark-rec[account]'") from error
     return rehearse_scripts(spec, settings, on_step)

@@ -49,7 +49,7 @@ def rehearse_scripts(spec: str, settings: Sequence[str], on_step: Callable[[Step
         job = make_job(load_spec(spec), load_catalog())
         if image := _image_of_account(job):
             raise UserError(f"{job.image} is of another project or account than the simulated one",
-                            fix=f"embark render {spec} --set place.image={image} --out another folder")
+                            f"embark render {spec} --set place.image={image} --out another folder")
     else:
         job, settings, assumed = account_job(spec, settings)
     steps = make_steps(job, is_folder=given is not None)
@@ -89,7 +89,7 @@ def make_steps(job: Job, *, is_folder: bool = False) -> list[Step]:
     serves, endpoint = job.target in SERVES, raw["endpoints"].get(job.target)
     if not serves and not endpoint and job.target not in (*POD_TARGETS, *PLAIN):
         raise UserError(f'place.target = "{job.target}" has no script that creates machines',
-                        fix=f"set it to {', '.join([*POD_TARGETS, *SERVES, *PLAIN, *ENDPOINTS])}")
+                        f"set it to {', '.join([*POD_TARGETS, *SERVES, *PLAIN, *ENDPOINTS])}")
     source = artifact_of(job.spec) if serves or endpoint else job.data_source if job.spec.data.path else ""
     ask = partial(facts["ask"].format, row=facts["row"])
     values = {
@@ -132,10 +132,10 @@ def run_step(session: AccountSession, step: Step, folder: Path) -> StepResult:
 def _spec_in(folder: Path, settings: Sequence[str]) -> str:
     record = read_record(folder)
     if not record.spec:
-        raise UserError(f"{folder}: is no folder from embark render", fix="embark render SPEC --out FOLDER writes one")
+        raise UserError(f"{folder}: is no folder from embark render", "embark render SPEC --out FOLDER writes one")
     if settings:
         raise UserError("--set changes a spec, and the files of a folder are taken as they are",
-                        fix=f"embark rehearse --account {folder / record.spec} --set …, or render the folder again")
+                        f"embark rehearse --account {folder / record.spec} --set …, or render the folder again")
     return str(folder / record.spec)
 
 

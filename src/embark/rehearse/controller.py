@@ -134,10 +134,10 @@ def read_faults(kind: FaultKind, words: Sequence[str], num_pods: int) -> list[Fa
     for word in words:
         match, flag = _FAULT.fullmatch(word), f"--{kind}"
         if match is None:
-            raise UserError(f"{flag} {word}: not POD@TIME", fix=f"{flag} 1@30s, or 1@step20")
+            raise UserError(f"{flag} {word}: not POD@TIME", f"{flag} 1@30s, or 1@step20")
         if int(match["pod"]) >= num_pods:
             raise UserError(f"{flag} {word}: there is no pod {match['pod']}",
-                            fix=f"pods are numbered 0 to {num_pods - 1}")
+                            f"pods are numbered 0 to {num_pods - 1}")
         at_s = read_duration(match["at"], flag) if match["at"] else None
         found.append(Fault(kind, int(match["pod"]), at_s, int(match["step"]) if match["step"] else None))
     return found
@@ -147,7 +147,7 @@ def read_duration(text: str, flag: str) -> float:
     """Return the seconds of `10m`, `90s` or `1h`."""
     match = _DURATION.fullmatch(text)
     if match is None:
-        raise UserError(f"{flag} {text}: not a duration", fix=f"{flag} 10m")
+        raise UserError(f"{flag} {text}: not a duration", f"{flag} 10m")
     return float(match[1]) * _UNITS[match[2]]
 
 

@@ -22,10 +22,10 @@ def load_manifests(spec: str, sets: Sequence[str], num_nodes: int | None) -> dic
     if path.is_dir() or (path.suffix in MANIFEST_SUFFIXES and path.is_file()):
         if num_nodes is not None or sets:
             raise UserError("--nodes and --set change a spec, and these are manifests",
-                            fix="embark rehearse SPEC --nodes …, or render it again")
+                            "embark rehearse SPEC --nodes …, or render it again")
         return manifest_texts(path)
     if path.suffix in MANIFEST_SUFFIXES:
-        raise UserError(f"{path}: no such file", fix="embark render SPEC --out FOLDER writes it")
+        raise UserError(f"{path}: no such file", "embark render SPEC --out FOLDER writes it")
     from embark.catalog import load_catalog
     from embark.lint.rendered import resolve_spec
     from embark.render.job import make_job
@@ -36,7 +36,7 @@ def load_manifests(spec: str, sets: Sequence[str], num_nodes: int | None) -> dic
     job = make_job(resolve_spec(load_spec(spec, sets))[0], load_catalog())
     if job.spec.place.target not in TARGETS:
         raise UserError(f'place.target = "{job.spec.place.target}" has no pods to rehearse',
-                        fix=f"set it to {', '.join(TARGETS)}")
+                        f"set it to {', '.join(TARGETS)}")
     if job.target == "slurm":
         from .batch_job import batch_job
 
@@ -48,7 +48,7 @@ def read_texts(texts: Mapping[str, str]) -> Objects:
     """Return the objects of texts by their names, such as those that a renderer is about to write."""
     files = read_sources(SourceFile.of(Path(name), text) for name, text in texts.items())
     for bad in files.unread:
-        raise UserError(f"{bad.source.path}:{bad.source.line_of(bad.index)}: {bad.what}", fix=bad.fix)
+        raise UserError(f"{bad.source.path}:{bad.source.line_of(bad.index)}: {bad.what}", bad.fix)
     return Objects(tuple(one.root.plain() for one in files.documents if one.root.is_map))
 
 
@@ -61,9 +61,9 @@ def manifest_texts(path: Path) -> dict[str, str]:
             texts[str(one)] = one.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise UserError(f"{one}: cannot be read: {error}",
-                            fix="it must be a YAML file in UTF-8 that you may read") from error
+                            "it must be a YAML file in UTF-8 that you may read") from error
     if not texts:
-        raise UserError(f"{path}: has no manifest in it", fix="embark render SPEC --out FOLDER writes one")
+        raise UserError(f"{path}: has no manifest in it", "embark render SPEC --out FOLDER writes one")
     return texts
 
 
@@ -77,13 +77,13 @@ def find_training_job(objects: Objects, where: str) -> K8sObject:
         return jobs[0]
     if jobs:
         listed = ", ".join(f"{one['kind']} {name_of(one)}" for one in jobs)
-        raise UserError(f"{where}: has {len(jobs)} jobs in it: {listed}", fix="name the file of one")
+        raise UserError(f"{where}: has {len(jobs)} jobs in it: {listed}", "name the file of one")
     kinds = sorted({str(one["kind"]) for one in objects.all if one.get("kind")})
     if not kinds:
         raise UserError(f"{where}: has no object of Kubernetes in it, only a part of one",
-                        fix="give the whole manifest, with apiVersion and kind")
+                        "give the whole manifest, with apiVersion and kind")
     raise UserError(f"{where}: has no job in it, only {', '.join(kinds)}",
-                    fix=f"what can be rehearsed is a {', a '.join(KINDS)}")
+                    f"what can be rehearsed is a {', a '.join(KINDS)}")
 
 
 def selects(selector: JsonMap | None, labels: Mapping[str, str]) -> bool:

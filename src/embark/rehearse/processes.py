@@ -84,7 +84,7 @@ class Processes:
         pod = start.pod
         if not pod.words:
             raise UserError(f"{pod.name}: its command is the image's own, and there is no image here",
-                            fix="give the container a command in the manifest")
+                            "give the container a command in the manifest")
         folder = (self.find(pod.workdir, start) if pod.workdir else None) or self._own_folder(start) / "workdir"
         folder.mkdir(parents=True, exist_ok=True)
         here = self.translate(start)

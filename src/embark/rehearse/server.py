@@ -409,7 +409,7 @@ def _request(uri: str) -> bytes:
         rows_format = open_artifact(uri).info.rows
     except EmbarkError as error:
         raise UserError(f"the artifact cannot be read here: {error.what}",
-                        fix="--artifact runs/RUN/export serves another one, or give this machine access") from None
+                        "--artifact runs/RUN/export serves another one, or give this machine access") from None
     columns = RowParser(rows_format.columns, rows_format.prepare).columns
     return json.dumps({"rows": [dict.fromkeys(columns)] * NUM_ROWS}).encode()
 

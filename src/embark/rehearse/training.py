@@ -35,7 +35,7 @@ class PreparedTraining(Prepared):
         if self.workload.refusal is not None:
             return self.report(names, refused(self.workload, self.workload.refusal))
         if self.kind == "RayJob" and find_spec("ray") is None:
-            raise UserError(NO_RAY, fix=INSTALL_RAY)
+            raise UserError(NO_RAY, INSTALL_RAY)
         self._write_sample(processes)
         outcome = Controller(self.workload, self.policy, processes, EventReader(self._run_folder(processes)), observer,
                              faults=self.faults, limit_s=limit_s).run()

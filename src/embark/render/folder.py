@@ -93,7 +93,7 @@ def update_folder(
     """Write the spec and what is new or changed; with `force` also what was edited by hand, with `diff` nothing."""
     folder = source.folder
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is not a folder", fix="--out another one")
+        raise UserError(f"{folder}: is not a folder", "--out another one")
     changes = compare(source, files)
     skipped = [] if diff else write(source, changes, force=force)
     return FolderReport(str(folder), tuple(changes), tuple(change.path for change in skipped), is_written=not diff,
@@ -161,7 +161,7 @@ def _read(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise UserError(f"{path}: cannot be compared: {error}", fix="--out another folder") from error
+        raise UserError(f"{path}: cannot be compared: {error}", "--out another folder") from error
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -169,7 +169,7 @@ def _write(path: Path, data: bytes) -> None:
         with scratch_for(path) as scratch:  # a full disk leaves the old file whole
             scratch.write_bytes(data)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}", fix="--out a folder that can be written") from error
+        raise UserError(f"{path}: {error.strerror}", "--out a folder that can be written") from error
 
 
 def _diff(path: str, old: bytes, new: bytes) -> str:

@@ -79,7 +79,7 @@ def _refuse_another(there: Path, source: str, spec: RunSpec) -> None:
     more = [f"  and {len(fields) - MAX_SHOWN} more"] if len(fields) > MAX_SHOWN else []
     what = f"{there}: this folder is rendered from it, and it says something else:"
     raise UserError("\n".join([what, *shown, *more]),
-                    fix=f"embark render {shlex.quote(str(there))} --set … changes it; --out takes another folder; "
+                    f"embark render {shlex.quote(str(there))} --set … changes it; --out takes another folder; "
                         f"or delete {there}")
 
 

@@ -106,7 +106,7 @@ def _installed_metadata() -> dict[str, bytes]:
         found = distribution(DISTRIBUTION)
     except PackageNotFoundError:
         raise UserError(f"{DISTRIBUTION} is not installed here, so its wheel cannot be packed",
-                        fix="pip install -e . in a clone of Embark") from None
+                        "pip install -e . in a clone of Embark") from None
     license_text = found.read_text("licenses/LICENSE")
     texts = {"METADATA": found.read_text("METADATA"), "entry_points.txt": found.read_text("entry_points.txt"),
              "licenses/LICENSE": license_text}

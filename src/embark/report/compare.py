@@ -124,7 +124,7 @@ def compare_runs(given: Sequence[str | RunContext]) -> Comparison:
     """Find which of the runs was better, and what differs between them. They are given as `read_run` reads them, or by
     name."""
     if len(given) < 2:
-        raise UserError("a comparison needs two runs or more", fix="embark compare RUN RUN")
+        raise UserError("a comparison needs two runs or more", "embark compare RUN RUN")
     contexts = [read_run(one, is_brief=True) if isinstance(one, str) else one for one in given]
     runs = tuple(ComparedRun(name, one.uri, one.status.state, one.status.sentence, _values(one), one)
                  for name, one in zip(_unique_names(contexts), contexts, strict=True))

@@ -48,10 +48,10 @@ def removable_run(word: str) -> LocalRun:
     run_dir = find_run(word)
     if run_dir.is_remote:
         raise UserError(f"{run_dir.uri}: only runs on this machine can be removed",
-                        fix="delete the prefix with the tools of its cloud")
+                        "delete the prefix with the tools of its cloud")
     if run_dir.path.is_symlink():
         raise UserError(f"{run_dir.uri} is a link to {run_dir.path.resolve()}",
-                        fix="name that directory, or remove the link")
+                        "name that directory, or remove the link")
     return _local_run(run_dir.path)
 
 
@@ -65,7 +65,7 @@ def remove_run(run: LocalRun, notify: Callable[[str], None]) -> None:
         path.rename(gone)
         shutil.rmtree(gone)
     except OSError as error:
-        raise UserError(f"{error.filename or path}: {error.strerror}", fix="make the directory writable") from error
+        raise UserError(f"{error.filename or path}: {error.strerror}", "make the directory writable") from error
     finally:
         lease.release()
 

@@ -305,14 +305,14 @@ def write_page(target: str, text: str) -> str:
         return target
     path = Path(target.removeprefix("file://")).expanduser()
     if path.is_dir():
-        raise UserError(f"{path} is a directory", fix=f"--out {path / NAME}")
+        raise UserError(f"{path} is a directory", f"--out {path / NAME}")
     try:
         if path.is_file() and path.stat().st_size:
             with path.open("rb") as file:
                 if GENERATOR.encode() not in file.read(_HEAD_BYTES):
                     raise UserError(f"{path} exists and is not a report of Embark",
-                                    fix="name another file, or remove it first")
+                                    "name another file, or remove it first")
         write_atomic(path, text)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}", fix="--out FILE writes elsewhere") from error
+        raise UserError(f"{path}: {error.strerror}", "--out FILE writes elsewhere") from error
     return str(path)

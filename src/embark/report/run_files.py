@@ -109,7 +109,7 @@ def _finder(word: str, *, is_named: bool) -> Finder:
     if not is_named:  # the first run makes it
         return lambda: _local_runs(_newest_first(Path(ROOT)))
     names = [found.name for found in Path(ROOT).glob("*") if found.is_dir()] if Path(ROOT).is_dir() else []
-    raise UserError(f"{word}: no such run or directory", fix=nearest(word, names) if names else
+    raise UserError(f"{word}: no such run or directory", nearest(word, names) if names else
                     "name a run's directory, a directory of runs, or a URI of either")
 
 
@@ -145,7 +145,7 @@ def _remote_finder(uri: str) -> Finder:
         found = [RunFiles(f"{uri}/{name}") for name in names]
     if not found:
         raise UserError(f"{uri}: no run there: neither {EVENTS} nor {SPEC}, nor a directory with one of them",
-                        fix="name what `embark train` wrote to: store.root, or store.root/NAME")
+                        "name what `embark train` wrote to: store.root, or store.root/NAME")
     return lambda: found
 
 

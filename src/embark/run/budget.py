@@ -51,7 +51,7 @@ def refuse_over_budget(spec: RunSpec, run_dir: RunDir) -> None:
         return
     if usd_per_hour() is None and (spec.place.machine or spec.place.cloud):
         raise UserError(f"place.budget_usd = {budget_usd:g} cannot be enforced: the machines' price is unknown",
-                        fix=f"set {PRICE} to the dollars per hour of all machines together, or leave the budget out")
+                        f"set {PRICE} to the dollars per hour of all machines together, or leave the budget out")
     before = spent_before(run_dir)
     if before is None or before.usd is None:
         return
@@ -60,7 +60,7 @@ def refuse_over_budget(spec: RunSpec, run_dir: RunDir) -> None:
         raise OverBudget(f"{run_dir.uri} has spent {format_usd(before.usd)} of its budget of {format_usd(budget_usd)}, "
                          + (f"at step {before.step} of {before.num_steps}" if before.num_steps else
                             "before its first step"),
-                         fix="a larger place.budget_usd resumes from the last checkpoint")
+                         "a larger place.budget_usd resumes from the last checkpoint")
 
 
 def why_not_enforced(spec: RunSpec) -> str:
@@ -79,7 +79,7 @@ def usd_per_hour() -> float | None:
     except ValueError:
         price = math.nan
     if not math.isfinite(price) or price < 0:
-        raise UserError(f"the environment's {PRICE} is {text!r}, not a price", fix="dollars per hour, such as 110.08")
+        raise UserError(f"the environment's {PRICE} is {text!r}, not a price", "dollars per hour, such as 110.08")
     return price
 
 

@@ -165,7 +165,7 @@ class Checkpointer(ABC):
             raise UserError(
                 "\n  ".join([f"{self._run_dir.uri}: no checkpoint is intact; nothing was changed",
                             *(f"{checkpoint_name(step)}: {damages[step]}" for step in sorted(damages))]),
-                fix="put the named files back, from a copy or by mounting their disk, and run the same command; or "
+                "put the named files back, from a copy or by mounting their disk, and run the same command; or "
                     "start over from step 0: --fresh does so in a new directory, and moving the folder checkpoints/ "
                     "away in this one")
         for step in sorted(damages, reverse=True):
@@ -192,13 +192,13 @@ class Checkpointer(ABC):
             loaded: WarmStarted = self._on_all_ranks(partial(self._load_other, other, run, checkpoint))[0]
             return loaded
         raise UserError("\n  ".join(["train.warm_start: no checkpoint is intact", *damages]),
-                        fix="put the named files back, or name another run or step")
+                        "put the named files back, or name another run or step")
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Load one checkpoint; a damaged one is refused."""
         if damage := self._damage(checkpoint):
             raise UserError(f"{self._checkpoints.where(checkpoint.step)} is damaged: {damage}",
-                            fix="put the file back, or name another step; `embark checkpoints RUN --verify` reads all")
+                            "put the file back, or name another step; `embark checkpoints RUN --verify` reads all")
         self._on_all_ranks(partial(self._load_checkpoint, checkpoint))
 
     def _load_checkpoint(self, checkpoint: Checkpoint) -> None:
@@ -315,14 +315,14 @@ class Checkpointer(ABC):
         try:
             result = call()
         except NotFound as error:  # of a checkpoint that was whole a moment ago
-            failure = Fault(error.what, fix="start the run again: it resumes from its last complete checkpoint")
+            failure = Fault(error.what, "start the run again: it resumes from its last complete checkpoint")
         except EmbarkError as error:
             failure = error
         except OSError as error:
             failure = Fault(str(error))
         except Exception as error:
             failure = Fault(f"rank {self._ranks.rank}: {type(error).__name__}: {error}",
-                            fix="start the run again: it resumes from its last committed checkpoint")
+                            "start the run again: it resumes from its last committed checkpoint")
         everywhere = self._gather((result, failure))
         for _, raised in everywhere:
             if raised:

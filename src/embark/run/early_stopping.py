@@ -49,7 +49,7 @@ class EarlyStopping:
             self._so_far = BestSoFar(**saved)
         if self.is_on and not source.num_eval_samples:
             raise UserError("train.early_stopping_patience needs held-out samples, and the data has none",
-                            fix="hold some out (data.eval_fraction, data.num_eval_samples), or leave it out")
+                            "hold some out (data.eval_fraction, data.num_eval_samples), or leave it out")
 
     @property
     def is_over(self) -> bool:

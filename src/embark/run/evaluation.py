@@ -175,7 +175,7 @@ def refuse_trouble(
     where = f"in step {first + 1} (samples {start} to {stop - 1} of epoch {epoch})"
     if kind == "id":
         raise DataError(f"table {table}: {_bad_id(batch, spec, table)} {where}",
-                        fix="`embark data check` finds all of them; fix the data and run the same command to resume "
+                        "`embark data check` finds all of them; fix the data and run the same command to resume "
                             "from the last checkpoint")
     is_bad = ~np.isfinite(batch.dense)
     if is_bad.any():
@@ -183,7 +183,7 @@ def refuse_trouble(
         names = spec.data.dense_columns
         name = names[column] if column < len(names) else f"{column} (counted from 0)"
         raise DataError(f"dense column {name}: {batch.dense[sample, column]} in sample {start + sample}, "
-                        f"{where}, made the loss NaN", fix="drop such rows, or fill in the values")
+                        f"{where}, made the loss NaN", "drop such rows, or fill in the values")
     shown = f"at step {step}" if trouble is None else where
     raise Diverged(f"the loss became NaN {shown}; all inputs were finite, so the weights diverged",
                    fix="a smaller train.learning_rate, or some train.warmup_steps; the same command resumes from "

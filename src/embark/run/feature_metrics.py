@@ -93,13 +93,13 @@ def _refuse_without_features(trained: TrainedRun) -> None:
     model, run = trained.spec.model, trained.run_dir.uri
     if model.kind == "two_tower":
         raise UserError(f"--importance: needs predicted probabilities, and {run} is a retrieval model",
-                        fix="leave it out: Recall@K, NDCG@K and Hit@K are measured without it")
+                        "leave it out: Recall@K, NDCG@K and Hit@K are measured without it")
     if list_size_of(model.tasks) > 1:
         raise UserError(f"--importance: takes rows one by one, and {run} has a task over lists of rows",
-                        fix="leave it out: NDCG@K and Hit@K are measured without it")
+                        "leave it out: NDCG@K and Hit@K are measured without it")
     if model.is_next_item:
         raise UserError(f"--importance: {run} predicts the next item of one sequence, and has no features to compare",
-                        fix="leave it out")
+                        "leave it out")
 
 
 def measure_importance(
@@ -113,7 +113,7 @@ def measure_importance(
         clicks = [main_label(part.batch.label, rows.spec.model.tasks).sum() for part in parts]
         if not parts or any(not 0 < num < part.num_eval_samples for num, part in zip(clicks, parts, strict=True)):
             raise DataError(f"{rows.description}: too few rows for {NUM_PARTS} parts that each have both labels",
-                            fix="more --rows, or data with more rows")
+                            "more --rows, or data with more rows")
         names, groups = feature_names(rows), _positions(rows)
         with loaded(trained, open_backend(trained.spec), rows) as model:
             base = [_metrics(part, rows, model) for part in parts]

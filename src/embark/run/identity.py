@@ -30,7 +30,7 @@ def identity_of(spec: RunSpec, source: SampleSource, num_steps: int, world: Rank
     other = next((rank for rank, found in enumerate(fingerprints) if found != fingerprints[0]), None)
     if other is not None:
         raise DataError(f"{spec.data.path}: rank {other} reads other data than rank 0",
-                        fix="copy the same data to every machine, or set data.path to a folder or URI that all share")
+                        "copy the same data to every machine, or set data.path to a folder or URI that all share")
     return {**_learning_fields(spec, num_steps), **({DATA: fingerprints[0]} if fingerprints[0] else {})}
 
 
@@ -76,7 +76,7 @@ def refuse_changes(
         lines = [f"{run_dir.uri} was trained with other settings or data ({pluralize(len(refused), 'change')}):",
                  *map(_describe, refused)]
         accept = " ".join(f"--accept-change {change.field}" for change in refused)
-        raise UserError("\n  ".join(lines), fix="--fresh or --set name=… starts a new run; or continue this one, with "
+        raise UserError("\n  ".join(lines), "--fresh or --set name=… starts a new run; or continue this one, with "
                                                 f"a record of the change: {accept}")
 
 

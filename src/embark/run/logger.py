@@ -132,7 +132,7 @@ def recorded_errors(logger: RunLogger, explain: Callable[[Exception], EmbarkErro
     except Exception as raised:
         if isinstance(raised, MemoryError):
             error: EmbarkError | None = UserError(f"out of host memory: {str(raised) or 'an allocation failed'}",
-                                                  fix="a smaller train.batch_size, smaller tables, or more memory")
+                                                  "a smaller train.batch_size, smaller tables, or more memory")
         else:
             error = raised if isinstance(raised, EmbarkError) else explain(raised)
         if not isinstance(error, Interrupted | Preempted | OverBudget):

@@ -54,7 +54,7 @@ class RunOpener:
             run_dir = self.begun = self.acquire_run(spec, fresh=fresh)
             for file in (run_dir.spec, run_dir.plan, run_dir.events):
                 if file.is_dir():
-                    raise UserError(f"{file} is a directory", fix="move it away; the run writes a file of this name")
+                    raise UserError(f"{file} is a directory", "move it away; the run writes a file of this name")
             run_dir.fetch()
             is_first = run_dir.attempt == 1 and not run_dir.events.exists()
             previous = run_dir.lease.previous if run_dir.lease else None
@@ -106,7 +106,7 @@ def make_run_directory(path: Path) -> None:
     try:
         make_directory(path)
     except OSError as error:
-        raise UserError(f"{path}: {error.strerror}", fix="set store.root to a writable directory") from error
+        raise UserError(f"{path}: {error.strerror}", "set store.root to a writable directory") from error
 
 
 def _remove_begun(run_dir: RunDir) -> None:
@@ -142,7 +142,7 @@ def lease_ttl_s(spec: RunSpec) -> float:
     except ValueError:
         seconds = 0.0
     if not 0 < seconds <= MAX_TTL_S:
-        raise UserError(f"the environment's {TTL} is {text!r}", fix=f"a number of seconds up to {MAX_TTL_S:.0f}")
+        raise UserError(f"the environment's {TTL} is {text!r}", f"a number of seconds up to {MAX_TTL_S:.0f}")
     return min(seconds, spec.place.timeout_s / 2)
 
 

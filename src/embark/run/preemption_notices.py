@@ -90,7 +90,7 @@ def grace_seconds(environment: str | None, environ: Mapping[str, str] = os.envir
             if 0 <= (seconds := float(text)) < math.inf:
                 return seconds
         raise UserError(f"the environment's EMBARK_GRACE_S is {text!r}, not a number of seconds",
-                        fix="set it to the pod's terminationGracePeriodSeconds")
+                        "set it to the pod's terminationGracePeriodSeconds")
     known = [environment] if environment else []
     if "KUBERNETES_SERVICE_HOST" in environ or not known:
         known.append("gke-spot" if environment == "gce" else "kubernetes")

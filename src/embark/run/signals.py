@@ -52,7 +52,7 @@ class StopSignals:
 def stopped_by(name: str, what: str, again: str = "the same command", *, has_checkpoint: bool = True) -> EmbarkError:
     """Make the error that ends a stopped run."""
     if name == "budget":
-        return OverBudget(what, fix=f"a larger place.budget_usd {'resumes from' if has_checkpoint else 'starts'} there")
+        return OverBudget(what, f"a larger place.budget_usd {'resumes from' if has_checkpoint else 'starts'} there")
     fix = f"run {again} to resume" if has_checkpoint else \
         "run the same command to start over: there is no checkpoint yet"
     return Interrupted(what, fix=fix) if name == "SIGINT" else Preempted(what, fix=fix)

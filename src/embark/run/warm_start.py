@@ -52,7 +52,7 @@ class WarmStart:
             what = f"no checkpoint of step {int(which)}" if which else "no checkpoint"
             steps = ", ".join(str(one.step) for one in committed)
             raise UserError(f"train.warm_start: {run.uri} has {what}",
-                            fix=f"its checkpoints are of steps {steps}" if steps else "train it until it has saved one")
+                            f"its checkpoints are of steps {steps}" if steps else "train it until it has saved one")
         return run.uri, found
 
     def check_ids(self, run: RunDir, checkpoint: Checkpoint) -> None:
@@ -61,18 +61,18 @@ class WarmStart:
         where = f"train.warm_start: {run.checkpoints.where(checkpoint.step)}"
         if not isinstance(old, Mapping):
             raise UserError(f"{where} does not say what it was trained with",
-                            fix="name a run of this version of Embark")
+                            "name a run of this version of Embark")
         differences = list(_differences(spec, old))
         if differences:
             raise UserError("\n  ".join([f"{where} was trained on other columns", *differences]),
-                            fix="give this run the same columns in the same order, or leave train.warm_start out")
+                            "give this run the same columns in the same order, or leave train.warm_start out")
         if spec.data.kind != "prepared":
             return
         manifest = read_manifest(spec.data.path)
         if old.get(DATA) not in (manifest.fingerprint(), manifest.settings.get(EARLIER, {}).get("data")):
             raise UserError(f"{where} was trained on data whose ids {spec.data.path} does not continue: the same id "
                             "would mean another row",
-                            fix="prepare this data with data.prepare.id_map_from = the data.path of that run, which "
+                            "prepare this data with data.prepare.id_map_from = the data.path of that run, which "
                                 f"is in {run.uri}/spec.toml; or leave train.warm_start out")
 
     def started(self, run: RunDir, checkpoint: Checkpoint, arrays: CheckpointArrays) -> WarmStarted:
@@ -127,7 +127,7 @@ def refuse_other_weights(arrays: CheckpointArrays, sizes: Mapping[str, Size], ta
     if wrong:
         more = [f"and {len(wrong) - MAX_SHOWN} more"] if len(wrong) > MAX_SHOWN else []
         raise UserError("\n  ".join(["train.warm_start: the run's model is another", *wrong[:MAX_SHOWN], *more]),
-                        fix="give [model] the widths and layers of that run, which are in its spec.toml, and no table "
+                        "give [model] the widths and layers of that run, which are in its spec.toml, and no table "
                             "fewer rows; or leave train.warm_start out")
 
 

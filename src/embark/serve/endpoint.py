@@ -41,7 +41,7 @@ class Endpoint:
         """The certificate and its key, which match."""
         if not self.tls_cert:
             if self.tls_key:
-                raise UserError("--tls-key: has no --tls-cert", fix="name the certificate too")
+                raise UserError("--tls-key: has no --tls-cert", "name the certificate too")
             return None
         chain, key = Path(self.tls_cert), Path(self.tls_key or self.tls_cert)
         try:
@@ -49,7 +49,7 @@ class Endpoint:
         except (OSError, ValueError) as error:
             raise UserError(f"--tls-cert {chain}, --tls-key {key}: cannot be used: "
                             f"{getattr(error, 'strerror', None) or error}",
-                            fix="name PEM files: a certificate and its private key without a password") from None
+                            "name PEM files: a certificate and its private key without a password") from None
         return chain, key
 
 
@@ -72,14 +72,14 @@ def bearer_token() -> str:
     token = os.environ.get(TOKEN)
     if token is not None and (not token or token != token.strip()):
         raise UserError(f"{TOKEN}: is set, but empty or with whitespace around it",
-                        fix="set it to the token alone, or unset it to serve without one")
+                        "set it to the token alone, or unset it to serve without one")
     return token or ""
 
 
 def listen(host: str, port: int) -> socket.socket:
     """Open the socket for HTTP."""
     if not host.strip():  # An empty host would be all addresses.
-        raise UserError("--host: is empty", fix="127.0.0.1 for this machine alone, 0.0.0.0 for all addresses")
+        raise UserError("--host: is empty", "127.0.0.1 for this machine alone, 0.0.0.0 for all addresses")
     try:
         listener = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET,
                                         backlog=MAX_CONNECTIONS)
@@ -88,7 +88,7 @@ def listen(host: str, port: int) -> socket.socket:
         return listener
     except (OSError, OverflowError) as error:
         raise UserError(f"{host}:{port}: cannot listen there: {getattr(error, 'strerror', None) or error}",
-                        fix="choose another --port or --host") from None
+                        "choose another --port or --host") from None
 
 
 def refuse_new_clients(port: int) -> None:
@@ -141,6 +141,6 @@ def shared_grpc_address(endpoint: Endpoint) -> Iterator[tuple[str, int] | None]:
         held.bind((host, port))
     except (OSError, OverflowError):
         raise UserError(f"{endpoint.host}:{endpoint.grpc_port}: cannot listen there for gRPC",
-                        fix="choose another --grpc-port or --host") from None
+                        "choose another --grpc-port or --host") from None
     with held:
         yield endpoint.host, port

@@ -23,7 +23,7 @@ try:
     from google.protobuf.message_factory import GetMessageClass
 except ModuleNotFoundError as error:
     raise MissingPackage(f"--grpc-port needs {error.name}, which is not installed",
-                         fix="pip install 'embark-rec[grpc]'") from None
+                         "pip install 'embark-rec[grpc]'") from None
 
 Fields = JsonDict  # The fields of a response message; under `IDENTITY`, what its trailing metadata say.
 Answer = Callable[[Any], Awaitable[Fields]]
@@ -90,7 +90,7 @@ class GrpcServer:
                 self.port = self._server.add_secure_port(where, grpc.ssl_server_credentials([(key, chain)]))
         except RuntimeError:
             raise UserError(f"{where}: cannot listen there for gRPC",
-                            fix="choose another --grpc-port or --host") from None
+                            "choose another --grpc-port or --host") from None
 
     async def start(self) -> None:
         """Accept requests."""

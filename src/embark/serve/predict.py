@@ -83,7 +83,7 @@ def _tell(errors: Sequence[tuple[int, str]], num_rows: int) -> None:
     quoted = "; ".join(f"row {row:,}: {why}" for row, why in errors[:_NUM_QUOTED])
     what = f"{pluralize(len(errors), 'row')} of {num_rows:,} cannot be scored: {quoted}"
     if len(errors) == num_rows:
-        raise DataError(what, fix=_AS_TRAINED)
+        raise DataError(what, _AS_TRAINED)
     warnings.warn(f"{what}. Their scores are NaN.", stacklevel=3)
 
 
@@ -97,7 +97,7 @@ def _scorer_of(run: str, version: int | None, model_file: str) -> RequestScorer:
         return _opened(artifact.uri, artifact.version, artifact.identity, model_file)
     if version is not None:
         raise UserError(f"{run}: version {version} is of an exported model, and this is none",
-                        fix=f"leave `version` out, or name the folder that `embark export {run}` writes")
+                        f"leave `version` out, or name the folder that `embark export {run}` writes")
     trained = find_trained(run)
     checkpoint = trained.checkpoint
     mark = repr(sorted((name, one.sha256) for name, one in checkpoint.files.items()))
@@ -159,7 +159,7 @@ def _columns_of(rows: Any, scorer: RequestScorer) -> RequestColumns:
         arrays = {name: table[name].combine_chunks() for name in scorer.columns}
     else:
         raise UserError(f"rows: {type(rows).__name__} is neither a DataFrame, an Arrow table nor a list of dicts",
-                        fix="`embark.score_file` scores files")
+                        "`embark.score_file` scores files")
     return TensorColumns(len(rows), {name: _as_trained(array, name, scorer) for name, array in arrays.items()})
 
 
@@ -168,7 +168,7 @@ def _check_names(given: Any, scorer: RequestScorer, *, num_rows: int) -> None:
     if lacking:
         near = nearest(lacking[0], given) if given else ""
         raise DataError(f"the rows have no column {', '.join(map(repr, lacking))}, which the model takes",
-                        fix=f"{near or 'add it'}; a column of None stands for values that are missing")
+                        f"{near or 'add it'}; a column of None stands for values that are missing")
 
 
 def _is_pandas(rows: Any) -> bool:
@@ -179,7 +179,7 @@ def _is_pandas(rows: Any) -> bool:
 def _of_series(series: Any, name: str, scorer: RequestScorer) -> Any:
     """Return a column of a DataFrame as an Arrow array; cells of several types as JSON has them."""
     if getattr(series, "ndim", 1) != 1:
-        raise DataError(f"the rows have several columns {name!r}", fix="rename all but one")
+        raise DataError(f"the rows have several columns {name!r}", "rename all but one")
     try:
         array = pa.array(series, from_pandas=True)
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
@@ -216,7 +216,7 @@ def _plain_cell(value: Any, name: str) -> Any:
         return value.isoformat()
     if isinstance(value, Decimal):
         return str(value)
-    raise DataError(f"column {name!r} holds {type(value).__name__}, which no file of rows could hold", fix=_AS_TRAINED)
+    raise DataError(f"column {name!r} holds {type(value).__name__}, which no file of rows could hold", _AS_TRAINED)
 
 
 def _as_trained(array: Any, name: str, scorer: RequestScorer) -> Any:
@@ -239,7 +239,7 @@ def _as_trained(array: Any, name: str, scorer: RequestScorer) -> Any:
     if schema.format != "parquet":
         raise DataError(f"column {name!r} holds {'booleans' if pa.types.is_boolean(kind) else 'fractions'}, and the "
                         "model was trained on the words of a file, which they cannot be turned back into",
-                        fix=f"read it as text: pandas.read_csv(…, dtype={{{name!r}: str}})")
+                        f"read it as text: pandas.read_csv(…, dtype={{{name!r}: str}})")
     return array
 
 

@@ -269,7 +269,7 @@ class RequestScorer:
         given = rows.names
         for name in self.columns:
             if name not in given:
-                return DataError(f"no row has column {name!r}, which the model takes", fix="send it; null: missing")
+                return DataError(f"no row has column {name!r}, which the model takes", "send it; null: missing")
         return None
 
     def parse(self, rows: RequestColumns) -> RawRows | EmbarkError:
@@ -279,7 +279,7 @@ class RequestScorer:
         except EmbarkError as error:
             return error
         except UnicodeEncodeError:
-            return DataError("a text is not valid Unicode: it has a lone surrogate", fix="send UTF-8")
+            return DataError("a text is not valid Unicode: it has a lone surrogate", "send UTF-8")
         except Exception:  # of this request alone
             _log.exception("a request cannot be read")
             return Fault("internal error")

@@ -79,12 +79,12 @@ class Retriever:
 
     def _retrieve(self, request: RetrieveRequest) -> RetrieveResponse | EmbarkError:
         if request.exclude_seen and not self._history:
-            return DataError("exclude_seen: the user of this model has no history", fix="name the items in 'exclude'")
+            return DataError("exclude_seen: the user of this model has no history", "name the items in 'exclude'")
         seen = [self._seen(user) if request.exclude_seen else frozenset() for user in request.users]
         num_excluded = len(request.exclude) + max(map(len, seen), default=0)
         if len(request) * (request.k + num_excluded) > MAX_FOUND:
             return DataError(f"{len(request):,} users with so many items to leave out are too many",
-                             fix="ask for fewer users at once")
+                             "ask for fewer users at once")
         raw = self._scorer.parse(JsonColumns([{**self._fill, **user} for user in request.users]))
         if isinstance(raw, EmbarkError):
             return raw
@@ -142,10 +142,10 @@ def open_retriever(scorer: RequestScorer, user_vectors: Callable[[RawRows], Floa
         index = faiss.deserialize_index(np.array(scorer.artifact.items["index"]))
     except (KeyError, RuntimeError) as error:
         raise DataError(f"{scorer.artifact.folder}: its item index cannot be read: {error}",
-                        fix="export the run again") from None
+                        "export the run again") from None
     if index.ntotal != info.num_items:
         raise DataError(f"{scorer.artifact.folder}: its item index has {index.ntotal} items instead of "
-                        f"{info.num_items}", fix="export the run again")
+                        f"{info.num_items}", "export the run again")
     retriever = Retriever(scorer, user_vectors, index)
     retriever.retrieve([RetrieveRequest(users=[dict.fromkeys(scorer.columns)], k=1)])
     return retriever

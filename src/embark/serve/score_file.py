@@ -58,16 +58,16 @@ def score_file(
     read has no score. `model_file` is a custom model's code."""
     target = Path(to)
     if target.suffix in (".csv", ".tsv", ".json", ".jsonl"):
-        raise UserError(f"{target}: scores are written as Parquet", fix=f"--to {target.with_suffix('.parquet')}")
+        raise UserError(f"{target}: scores are written as Parquet", f"--to {target.with_suffix('.parquet')}")
     if target.is_dir():
-        raise UserError(f"{target}: is a folder", fix="name the Parquet file to write")
+        raise UserError(f"{target}: is a folder", "name the Parquet file to write")
     if target.exists() and not force:
-        raise UserError(f"{target}: exists", fix="--force replaces it, or name another file")
+        raise UserError(f"{target}: exists", "--force replaces it, or name another file")
     opened, (inputs, files) = open_artifact(artifact, version), open_inputs(rows)
     if taken := [output.name for output in outputs_of(opened.info.model) if output.name in keep]:
-        raise UserError(f"--keep {taken[0]}: is what the scores are called", fix="rename the column of the input")
+        raise UserError(f"--keep {taken[0]}: is what the scores are called", "rename the column of the input")
     if any((path := inputs.local_path(file.uri)) and target.exists() and target.samefile(path) for file in files):
-        raise UserError(f"{target}: is one of the files to score", fix="name another file with --to")
+        raise UserError(f"{target}: is one of the files to score", "name another file with --to")
     from embark.trainers.torch.scoring.open_model import open_on_cpu
 
     scoring = _Scoring(opened, inputs, files, tuple(keep), open_on_cpu(opened, model_file).score)
@@ -93,7 +93,7 @@ def model_inputs(exported: str, rows: str) -> dict[str, NDArray[Any]]:
         pass
     if scoring.reasons:
         raise DataError(f"{rows}: {scoring.num_rows - scoring.num_scored} of {scoring.num_rows} rows cannot be read: "
-                        f"{'; '.join(scoring.examples or scoring.reasons)}", fix="leave them out")
+                        f"{'; '.join(scoring.examples or scoring.reasons)}", "leave them out")
     return input_arrays(opened.info, Rows.join(parts))
 
 
@@ -117,7 +117,7 @@ class _Scoring:
         schema = _schema_of_files(rows, self.inputs, self.files)
         if lacking := [name for name in self.keep if schema.columns and name not in schema.columns]:
             raise UserError(f"--keep {lacking[0]}: {self.files[0].uri} has no such column",
-                            fix=nearest(lacking[0], schema.columns))
+                            nearest(lacking[0], schema.columns))
         parser = _NumberingParser(schema, rows.prepare, self.keep)
         reader = open_reader(schema, rows.prepare, self.inputs, parser)
         for file in self.files:
@@ -182,7 +182,7 @@ def _schema_of_files(rows: RowFormat, inputs: Inputs, files: Sequence[InputFile]
         names = names[1:]
     elif head.count(b"\t") != len(names) - 1:
         raise DataError(f"{files[0].uri}: its first line does not have Criteo's {len(names)} fields between tabs, or "
-                        f"{len(names) - 1} without the label", fix="write the rows in the format of the training data")
+                        f"{len(names) - 1} without the label", "write the rows in the format of the training data")
     return replace(rows.columns, format="csv", delimiter="\t", has_header=False, columns=names)
 
 

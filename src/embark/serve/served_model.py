@@ -122,16 +122,16 @@ class ServedModel:
         answering, other = self.artifact, scorer.artifact
         if not self._is_named and _run_name(other) != self.name:
             raise DataError(f"its run is called {_run_name(other)!r}, and the model that is served {self.name!r}",
-                            fix=f"embark serve --name {self.name} serves versions of runs of any name")
+                            f"embark serve --name {self.name} serves versions of runs of any name")
         if _signature(other) != _signature(answering):
             ours, theirs = _signature(answering), _signature(other)
             differing = next(one["name"] for one in theirs + ours if one not in ours or one not in theirs)
             raise DataError(f"it has other inputs or outputs than version {answering.version}, beginning with "
                             f"{differing!r}",
-                            fix="export a model of the same columns, or serve this one from a URI of its own")
+                            "export a model of the same columns, or serve this one from a URI of its own")
         if answering.info.item_index is not None and other.info.item_index is None:
             raise DataError(f"it is no retrieval model, unlike version {answering.version}: it has no item index",
-                            fix="export it again, or serve it from a URI of its own")
+                            "export it again, or serve it from a URI of its own")
         recorded = list(self._recorded.copy())
         answers = scorer.score([rows for rows, _ in recorded])
         num_lost, why = 0, ""
@@ -141,7 +141,7 @@ class ServedModel:
             num_lost, why = num_lost + len(lost), next(iter(lost), why)
         if num_lost:
             raise DataError(f"{pluralize(num_lost, 'recorded row')} that version {answering.version} gave a score got "
-                            f"none: {why}", fix="score rows with it by `embark score --version`, and export another")
+                            f"none: {why}", "score rows with it by `embark score --version`, and export another")
 
     def prepare(self, wanted: VersionId) -> None:
         """Load a version beside the active one, and check it. Raises if it is rejected."""

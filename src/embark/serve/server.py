@@ -23,7 +23,7 @@ try:
     from .http_server import serve_requests
 except ModuleNotFoundError as error:
     raise MissingPackage(f"embark serve needs {error.name}, which is not installed",
-                         fix="pip install 'embark-rec[serve]'") from None
+                         "pip install 'embark-rec[serve]'") from None
 from .served_model import ServedModel, VersionChange
 from .traffic import TrafficLog, about_version
 from .version_poller import VersionPoller, load_first, load_scorer
@@ -58,18 +58,18 @@ def serve(
     core, and one on a GPU. Several are started by `multiprocessing`, so a script needs `if __name__ == "__main__"`.
     With the environment variable `EMBARK_SERVE_TOKEN`, requests need this bearer token."""
     if not 0 <= poll_s <= threading.TIMEOUT_MAX:
-        raise UserError(f"--poll-s {poll_s:g}: out of range", fix="seconds, such as 10; 0: never")
+        raise UserError(f"--poll-s {poll_s:g}: out of range", "seconds, such as 10; 0: never")
     if "://" in record:
-        raise UserError(f"--record {record}: is no folder of this machine", fix="name a folder, or a mounted volume")
+        raise UserError(f"--record {record}: is no folder of this machine", "name a folder, or a mounted volume")
     limits, device = limits or ServeLimits(num_threads=NUM_THREADS), device or ScoringDevice()
     if limits.max_queued_rows < 1:
-        raise UserError(f"--max-queued-rows {limits.max_queued_rows}: out of range", fix="at least one row")
+        raise UserError(f"--max-queued-rows {limits.max_queued_rows}: out of range", "at least one row")
     poll_s = 0.0 if version is not None else poll_s
     num_workers = workers_on(device) if workers is None else workers
     if num_workers < 1 or (num_workers > 1 and _has_gpu(device)):
         raise UserError(f"--workers {num_workers}: " + (
             "a GPU is served by one process" if num_workers > 1 else "is no number of processes"),
-            fix="leave out --workers, or serve with --device cpu")
+            "leave out --workers, or serve with --device cpu")
     load = partial(load_scorer, uri, model_file=model_file, device=device)
     endpoint = endpoint or Endpoint()
     if num_workers == 1:

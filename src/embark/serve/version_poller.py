@@ -179,7 +179,7 @@ class VersionPoller:
             found = current(self._versions)
             if found.text is None and found.version not in (0, self._model.version):  # the newest may be a rejected one
                 raise DataError(f"{self._versions.store.where(CURRENT)} is gone",
-                                fix=f"`embark rollback {self._versions.store.uri} VERSION` writes it again")
+                                f"`embark rollback {self._versions.store.uri} VERSION` writes it again")
             number = found.version
         finally:
             self._model.set_state(number, self._model.refused)
@@ -188,7 +188,7 @@ class VersionPoller:
     def _refuse(self, wanted: VersionId | None, error: Exception) -> None:
         """Report a rejected version, once for the same reason."""
         before = self._model.refused
-        known = error if isinstance(error, EmbarkError) else Fault("internal error", fix="see the log")
+        known = error if isinstance(error, EmbarkError) else Fault("internal error", "see the log")
         change = VersionChange(wanted and wanted.version, self._model.version, known.what, known.fix,
                                wanted.identity if wanted else "")
         is_retry = before is not None and before.is_of(wanted)

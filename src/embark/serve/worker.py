@@ -89,7 +89,7 @@ class ProcessChannel:
             value = error
         except Exception:
             _log.exception("%s failed", name)
-            value = Fault("internal error", fix="see the log")
+            value = Fault("internal error", "see the log")
         self._send((number, "", value))
 
 

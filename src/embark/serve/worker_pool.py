@@ -164,7 +164,7 @@ class WorkerPool:
         with self._lock:
             workers = list(self._workers)
         if is_needed and not workers:
-            raise Fault(f"no worker process is there to {name}", fix=_FEWER)
+            raise Fault(f"no worker process is there to {name}", _FEWER)
         answers = {worker: worker.channel.submit(name, *args) for worker in workers}
         wait_for_all(answers.values(), None if is_needed else CALL_S)
         found = {}
@@ -177,7 +177,7 @@ class WorkerPool:
             except OSError:
                 if is_needed:
                     raise Fault(f"a worker process ended ({_how(worker.process)}) while it had to {name}",
-                                fix=_FEWER) from None
+                                _FEWER) from None
         return found
 
     def _remove(self, worker: _Worker) -> None:
@@ -308,7 +308,7 @@ class WorkerPool:
                     sources |= {worker.handed: worker, worker.process.sentinel: worker}
             if len(sources) == 2 and (len(self._failures) >= MAX_FAILURES or self._stopping.is_set()):
                 raise Fault(f"no worker process is left, and none can be started: "
-                            f"{self._failures[-1] if self._failures else 'it is stopping'}", fix=_FEWER)
+                            f"{self._failures[-1] if self._failures else 'it is stopping'}", _FEWER)
             for ready in wait(list(sources), wait_s):
                 known = sources[ready]
                 if ready is listener:

@@ -112,11 +112,11 @@ def _read(source: str) -> tuple[str, Raw, str]:
     if source in PRESETS:
         return "", PRESETS[source]().model_dump(exclude_unset=True), f"preset {source}"
     if os.path.isdir(source):
-        raise UserError(f"{source}: is a directory", fix="name the TOML file; `embark init` writes a starter spec")
+        raise UserError(f"{source}: is a directory", "name the TOML file; `embark init` writes a starter spec")
     near = did_you_mean(near_names(source, [*PRESETS, *map(str, path.parent.glob("*.toml"))], 1))
     if path.suffix == ".toml" or "/" in source:
-        raise UserError(f"{source}: no such file", fix=near or "`embark init` writes a starter spec")
-    raise UserError(f"{source}: neither a file nor a preset", fix=near or nearest(source, PRESETS))
+        raise UserError(f"{source}: no such file", near or "`embark init` writes a starter spec")
+    raise UserError(f"{source}: neither a file nor a preset", near or nearest(source, PRESETS))
 
 
 def _read_toml(path: Path) -> tuple[str, Raw, str]:
@@ -125,11 +125,11 @@ def _read_toml(path: Path) -> tuple[str, Raw, str]:
         raw = tomllib.loads(text)
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: cannot be read as text: {error}",
-                        fix="it must be a TOML file in UTF-8 that you may read") from error
+                        "it must be a TOML file in UTF-8 that you may read") from error
     except ValueError as error:
-        raise UserError(f"{path}: not TOML: {error}", fix="strings are in quotes, sections in [brackets]") from error
+        raise UserError(f"{path}: not TOML: {error}", "strings are in quotes, sections in [brackets]") from error
     except RecursionError as error:
-        raise UserError(f"{path}: sections are nested too deeply", fix="a spec has two levels") from error
+        raise UserError(f"{path}: sections are nested too deeply", "a spec has two levels") from error
     raw.setdefault("name", path.stem)
     join_paths(raw, path.parent)
     return text, raw, str(path)
@@ -160,7 +160,7 @@ MAX_DEPTH = 32
 
 def _deep_copy(raw: Any, where: str, depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
-        raise UserError(f"{where} is nested too deeply", fix="a spec has two levels: sections and fields")
+        raise UserError(f"{where} is nested too deeply", "a spec has two levels: sections and fields")
     if isinstance(raw, Mapping):
         return {k: _deep_copy(v, where, depth + 1) for k, v in raw.items()}
     return [_deep_copy(v, where, depth + 1) for v in raw] if isinstance(raw, list | tuple) else raw

@@ -118,4 +118,4 @@ class ScoringDevice:
         for name, value, known in (("device", self.kind, get_args(DeviceKind)),
                                    ("precision", self.precision, get_args(Precision))):
             if value not in known:
-                raise UserError(f"--{name} {value}: is none of {', '.join(known)}", fix=f"leave out --{name}")
+                raise UserError(f"--{name} {value}: is none of {', '.join(known)}", f"leave out --{name}")

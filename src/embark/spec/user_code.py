@@ -106,7 +106,7 @@ def load_user_class(kind: str, code: str) -> type[Any]:
     found = getattr(module, name, None)
     if not isinstance(found, type):
         raise UserError(f"{file}: {name} is {'not defined' if found is None else 'not a class'}",
-                        fix=f"{file} defines class {name}")
+                        f"{file} defines class {name}")
     return found
 
 
@@ -141,7 +141,7 @@ def user_call(where: str, signature: str) -> Iterator[None]:
     except (SystemExit, TypeError) as error:
         located = user_error(error)
         if located is None and isinstance(error, TypeError):
-            located = UserError(f"{where}: {to_one_line(str(error).partition(chr(10))[0])}", fix=f"def {signature}")
+            located = UserError(f"{where}: {to_one_line(str(error).partition(chr(10))[0])}", f"def {signature}")
         if located:
             raise located from error
         raise
@@ -152,11 +152,11 @@ def user_error(error: BaseException) -> UserError | None:
     other."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _loaded]
     if isinstance(error, SyntaxError) and error.filename in _loaded:
-        return UserError(f"{error.filename}:{error.lineno}: {error.msg}", fix=f"correct {error.filename}")
+        return UserError(f"{error.filename}:{error.lineno}: {error.msg}", f"correct {error.filename}")
     if not frames:
         return None
     frame = frames[-1]
     said = to_one_line(str(error).strip().partition("\n")[0])
     where = "" if frame.name == "<module>" else f" in {frame.name}"
     return UserError(f"{frame.filename}:{frame.lineno}: {type(error).__name__}{where}{': ' if said else ''}{said}",
-                     fix=f"correct this line of {frame.filename}: {frame.line}")
+                     f"correct this line of {frame.filename}: {frame.line}")

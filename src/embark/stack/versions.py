@@ -152,7 +152,7 @@ def require_stack() -> None:
     else:
         have = [f"{name} {here[name]}" for name in ("torch", "torchrec", "fbgemm-gpu", "fbgemm-gpu-cpu") if here[name]]
         what = f"{', '.join(have)} do not work together; {good} do"
-    raise MissingPackage(what, fix="\n       ".join(_pip(*c) for c in _commands(here, triple, variant)))
+    raise MissingPackage(what, "\n       ".join(_pip(*c) for c in _commands(here, triple, variant)))
 
 
 def has_nvidia_gpu() -> bool:

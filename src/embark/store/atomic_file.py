@@ -81,7 +81,7 @@ def create_atomic(path: Path, data: bytes) -> bool:
         os.link(scratch, path)
     except FileExistsError:
         if path.is_symlink() and not path.exists():  # reading it finds no file, so a caller would try without end
-            raise UserError(f"{path}: is a link to nothing", fix="remove the link") from None
+            raise UserError(f"{path}: is a link to nothing", "remove the link") from None
         return scratch.stat().st_nlink == 2  # it was linked, and NFS lost the answer to the first request
     except OSError as error:
         if error.errno not in NO_LINKS:
@@ -153,12 +153,12 @@ def set_in_file(path: Path, sets: Sequence[str]) -> tuple[str, ...]:
     A setting that `load_spec` refuses raises before anything is written.
     """
     if not path.is_file():
-        raise UserError(f"{path}: no such file", fix="`embark init` writes a starter spec")
+        raise UserError(f"{path}: no such file", "`embark init` writes a starter spec")
     load_spec(str(path), sets)
     text, lines = set_in_text(path.read_text(encoding="utf-8"), sets, where=str(path))
     if lines:
         try:
             write_atomic(path, text)
         except OSError as error:
-            raise UserError(f"{path}: {error.strerror}", fix="make the file writable, or copy it") from error
+            raise UserError(f"{path}: {error.strerror}", "make the file writable, or copy it") from error
     return lines

@@ -108,7 +108,7 @@ def read_index(text: bytes, where: str) -> Index:
         first = error.errors(include_url=False)[0]
         reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
     raise Fault(f"{where} is not the index of a checkpoint: {reason}",
-                fix="it was damaged, or another program wrote it: use another checkpoint")
+                "it was damaged, or another program wrote it: use another checkpoint")
 
 
 @frozen
@@ -184,7 +184,7 @@ class CheckpointArrays:
             for chunk in entry.chunks:
                 if chunk.start + chunk.bytes > sizes.get(f"{self._folder}/{chunk.file}", 0):
                     raise Fault(f"{self._store.where(self._folder)}: {name} ends beyond {chunk.file}",
-                                fix="it was damaged, or another program wrote it: use another checkpoint")
+                                "it was damaged, or another program wrote it: use another checkpoint")
 
     def entry(self, name: str, size: tuple[int, ...] | None = None) -> TensorEntry:
         """Return the entry of a tensor; one that is missing, or of another size than the model's, is refused."""
@@ -259,4 +259,4 @@ def table_weight(table: str, *, is_sequence: bool = False) -> str:
 def of_another_model(what: str) -> UserError:
     """Make the error for a checkpoint that does not fit the run."""
     return UserError(f"the checkpoint is of another model: {what}",
-                     fix="take the spec that was saved with it, or start a run of another name")
+                     "take the spec that was saved with it, or start a run of another name")

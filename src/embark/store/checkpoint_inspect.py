@@ -77,7 +77,7 @@ class CheckpointList:
             if one.step == step and one.committed:
                 return one.committed
         steps = ", ".join(f"{one.step}" for one in self.checkpoints if one.committed) or "none"
-        raise UserError(f"step {step}: no committed checkpoint", fix=f"committed steps: {steps}")
+        raise UserError(f"step {step}: no committed checkpoint", f"committed steps: {steps}")
 
     def best(self) -> Checkpoint:
         """Return the best checkpoint by early stopping; without it, by `store.best_by` of those evaluated when
@@ -89,7 +89,7 @@ class CheckpointList:
                     and math.isfinite(one.metric) and one.metric_step == one.step]
         if not measured:
             raise UserError(f"{self.run}: no checkpoint was evaluated, so none is the best",
-                            fix="train it with train.early_stopping_patience, or name a step; `embark checkpoints RUN` "
+                            "train it with train.early_stopping_patience, or name a step; `embark checkpoints RUN` "
                                 "lists them")
         return self.committed((min if self.best_by in LOWER_IS_BETTER else max)(measured)[1])
 
@@ -153,7 +153,7 @@ def decide_pruning(listed: CheckpointList, now_s: float) -> PruneResult:
     no complete one is removed for its sake; it is left in place, so that it can be examined."""
     if not listed.rules:
         raise UserError(f"what to keep is not known: {listed.rules_error}",
-                        fix="restore the run's spec.toml, whose [store] says it, or remove checkpoints by hand")
+                        "restore the run's spec.toml, whose [store] says it, or remove checkpoints by hand")
     newest_s = max((one.time_s or 0.0 for one in listed.checkpoints if one.state == "committed"), default=0.0)
     decisions = tuple(_decide(one, now_s, newest_s) for one in listed.checkpoints if not one.kept)
     return PruneResult(listed.run, dry_run=True, checkpoints=decisions)
@@ -264,12 +264,12 @@ def find_trained(run: str, step: int | None = None, sets: Sequence[str] = ()) ->
     `RUN@STEP` names too. `sets` are `key=value` settings over its spec."""
     run, which = split_run(run)
     if which and step is not None:
-        raise UserError(f"{run}@{which} and step {step} name two checkpoints", fix="name one")
+        raise UserError(f"{run}@{which} and step {step} name two checkpoints", "name one")
     run_dir = find_run(run)
     listed = list_checkpoints(run_dir)
     committed = [one.committed for one in listed.checkpoints if one.committed]
     if not committed:
-        raise UserError(f"{run_dir.uri}: has no checkpoint", fix="train it with store.checkpoint_at_end = true")
+        raise UserError(f"{run_dir.uri}: has no checkpoint", "train it with store.checkpoint_at_end = true")
     best = best_step_of(committed[-1])
     best = best if best in {one.step for one in committed} else None
     if which == "best":
@@ -285,7 +285,7 @@ def find_trained(run: str, step: int | None = None, sets: Sequence[str] = ()) ->
         raw = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise UserError(f"{store.where(path)}: cannot be read: {error}",
-                        fix="name another checkpoint with --step; `embark checkpoints RUN` lists them") from None
+                        "name another checkpoint with --step; `embark checkpoints RUN` lists them") from None
     return TrainedRun(run_dir, checkpoint, resolve(raw, sets, where=store.where(path), text=text), best)
 
 

@@ -94,7 +94,7 @@ class CheckpointStore:
         absent = sorted(name for name, mark in files.items() if sizes.get(name) != mark.size_bytes)
         if absent:
             raise DataError(f"{self.store.where(self._name(step))}: {absent[0]} was written and is not there",
-                            fix="ranks on several machines need a store.root that all of them share, or a uri")
+                            "ranks on several machines need a store.root that all of them share, or a uri")
         marks = {name: [mark.size_bytes, mark.sha256] for name, mark in sorted(files.items())}
         record = {self.kind: step, "time_s": round(time.time(), 3), **values, "files": marks}
         text = json.dumps(record, indent=1) + "\n"

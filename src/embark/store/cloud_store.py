@@ -171,7 +171,7 @@ class CloudStore(ObjectStore):
         return None
 
     def _short(self, path: str, num_bytes: int) -> Fault:
-        return Fault(f"{self.where(path)} ended {num_bytes} bytes early", fix=DAMAGED)
+        return Fault(f"{self.where(path)} ended {num_bytes} bytes early", DAMAGED)
 
 
 def open_cloud_store(uri: str, retry: RetryPolicy) -> CloudStore:
@@ -179,7 +179,7 @@ def open_cloud_store(uri: str, retry: RetryPolicy) -> CloudStore:
     scheme, _, rest = uri.partition("://")
     bucket, _, prefix = rest.partition("/")
     if not bucket:
-        raise UserError(f"{uri!r} names no bucket", fix=f"{scheme}://bucket/prefix")
+        raise UserError(f"{uri!r} names no bucket", f"{scheme}://bucket/prefix")
     common: JsonDict = {
         "prefix": normalize_path(prefix, may_be_empty=True) or None,
         "client_options": _client(scheme, retry),
@@ -205,7 +205,7 @@ def open_cloud_store(uri: str, retry: RetryPolicy) -> CloudStore:
         trouble = explain(error, "open", uri)
     else:
         return CloudStore(uri.rstrip("/"), store, retry)
-    raise UserError(trouble.what, fix=f"correct {NEEDED[scheme]}")
+    raise UserError(trouble.what, f"correct {NEEDED[scheme]}")
 
 
 def _client(scheme: str, retry: RetryPolicy) -> ClientConfig:
@@ -254,10 +254,10 @@ def _profile() -> Any:
         from obstore.auth.boto3 import Boto3CredentialProvider
     except ImportError:
         raise MissingPackage("AWS profiles need boto3, which is not installed",
-                             fix="pip install 'embark-rec[cloud]', or set AWS_ACCESS_KEY_ID") from None
+                             "pip install 'embark-rec[cloud]', or set AWS_ACCESS_KEY_ID") from None
     try:
         return Boto3CredentialProvider()
     except BotoCoreError as error:
-        raise UserError(f"AWS credentials: {error}", fix="correct AWS_PROFILE or the profile's own settings") from None
+        raise UserError(f"AWS credentials: {error}", "correct AWS_PROFILE or the profile's own settings") from None
     except ValueError:
         return None

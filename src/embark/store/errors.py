@@ -101,7 +101,7 @@ def explain_data(error: OSError, path: object, fix: str = "") -> EmbarkError:
     """Explain why data cannot be read: the input is wrong if the file is missing or may not be read; anything else is a
     fault."""
     found = explain(error, "read", str(path))
-    return found if isinstance(found, Fault) else DataError(f"{path}: {error.strerror or error}", fix=fix)
+    return found if isinstance(found, Fault) else DataError(f"{path}: {error.strerror or error}", fix)
 
 
 @contextmanager

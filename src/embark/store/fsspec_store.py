@@ -50,7 +50,7 @@ class FsspecStore(ObjectStore):
             return
         data = self._do(lambda: self._fs.cat_file(self._full(path), start=start, end=start + len(into)))
         if len(data) != len(into):
-            raise Fault(f"{self.where(path)} ended {len(into) - len(data)} bytes early", fix=DAMAGED)
+            raise Fault(f"{self.where(path)} ended {len(into) - len(data)} bytes early", DAMAGED)
         into[:] = data
 
     @translate_errors("write")
@@ -163,7 +163,7 @@ def open_fsspec_store(uri: str, retry: RetryPolicy) -> FsspecStore:
         file_system, root = fsspec.core.url_to_fs(uri)
     except ValueError:
         raise UserError(f"{uri}: no store has the scheme {scheme}://",
-                        fix="a path, s3://, gs://, az://, or a scheme that fsspec lists") from None
+                        "a path, s3://, gs://, az://, or a scheme that fsspec lists") from None
     except ImportError as error:
-        raise MissingPackage(f"{uri}: {error}", fix="install that package") from None
+        raise MissingPackage(f"{uri}: {error}", "install that package") from None
     return FsspecStore(uri.rstrip("/"), file_system, root, retry)

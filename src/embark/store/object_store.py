@@ -195,7 +195,7 @@ class ObjectStore(ABC):
         try:
             if self.read(path) != text:
                 raise Fault(f"{self.uri}: a file read back is not what was written",
-                            fix="a proxy or a cache may stand between: go around it")
+                            "a proxy or a cache may stand between: go around it")
         finally:
             self.delete(path)
 
@@ -213,7 +213,7 @@ def normalize_path(path: str, may_be_empty: bool = False) -> str:
     except UnicodeEncodeError:
         can_be_named = False
     if ".." in parts or path.startswith("/") or (not parts and not may_be_empty) or not can_be_named:
-        raise UserError(f"{path!r} is not a path inside a store", fix="write it relative to the store's uri, no `..`")
+        raise UserError(f"{path!r} is not a path inside a store", "write it relative to the store's uri, no `..`")
     return "/".join(parts)
 
 
@@ -267,7 +267,7 @@ class LocalStore(ObjectStore):
                 count = file.readinto(into[done:])
                 if not count:
                     raise Fault(f"{self.where(path)} ends {len(into) - done} bytes before what was asked of it",
-                                fix=DAMAGED)
+                                DAMAGED)
                 done += count
 
     @translate_errors("write")
@@ -362,13 +362,13 @@ def open_store(uri: str | Path, retry: RetryPolicy | None = None) -> ObjectStore
     except ModuleNotFoundError as error:
         extra = "cloud" if is_cloud else "other-stores"
         raise MissingPackage(f"{scheme}:// needs {error.name}, which is not installed",
-                             fix=f"pip install 'embark-rec[{extra}]'") from None
+                             f"pip install 'embark-rec[{extra}]'") from None
 
 
 def _folder_of(uri: str) -> Path:
     parts = urlsplit(uri)
     if parts.netloc not in ("", "localhost"):
-        raise UserError(f"{uri} names a file on another machine", fix=f"for a folder of this one: file:///{parts.netloc}…")
+        raise UserError(f"{uri} names a file on another machine", f"for a folder of this one: file:///{parts.netloc}…")
     return Path(unquote(parts.path))
 
 
@@ -379,4 +379,4 @@ def _refuse_secrets(uri: str) -> None:
     in_cloud = scheme in ("s3", "gs", "az")
     if (at and (in_cloud or ":" in user)) or "sig=" in rest or (in_cloud and "?" in rest):
         raise UserError(f"the {scheme}:// uri holds credentials or options; it may hold only a bucket and a prefix",
-                        fix="put credentials where the cloud's own tools look for them: environment, profile, role")
+                        "put credentials where the cloud's own tools look for them: environment, profile, role")

@@ -131,10 +131,10 @@ def find_run(word: str, root: str = "runs") -> RunDir:
             return run
     if here:
         raise UserError(f"{here[0].uri} is not a run's directory: it has neither {SPEC} nor {EVENTS} nor checkpoints/",
-                        fix="name the directory that `embark train` wrote, such as runs/quickstart")
+                        "name the directory that `embark train` wrote, such as runs/quickstart")
     names = [path.name for path in Path(root).glob("*") if path.is_dir()] if Path(root).is_dir() else []
     raise UserError(f"{word}: no such run, neither a directory nor a name under {root}/",
-                    fix=nearest(word, names) if names else "`embark train` writes one; a uri is one too")
+                    nearest(word, names) if names else "`embark train` writes one; a uri is one too")
 
 
 def run_uri(root: str, name: str) -> str:

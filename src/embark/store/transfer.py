@@ -131,7 +131,7 @@ class Transfer:
                     yield piece
                 if item.sha256 not in ("", digest.hexdigest()) or self.source.size(item.path) != size:
                     raise DataError(f"{self.source.where(item.path)} does not match its checksum, so it was not copied",
-                                    fix="`embark data check` says what is wrong; prepare the data again")
+                                    "`embark data check` says what is wrong; prepare the data again")
             except EmbarkError as error:
                 trouble.append(error)
                 raise
@@ -148,10 +148,10 @@ class Transfer:
         for item in items:
             if there.get(item.path) != item.size_bytes:
                 raise Fault(f"{self.target.where(item.path)} has {there.get(item.path, 0):,} bytes after the copy, "
-                            f"its source has {item.size_bytes:,}", fix="run the same command again")
+                            f"its source has {item.size_bytes:,}", "run the same command again")
 
     def _read_back(self, item: CopyItem, on_bytes: Callable[[int], None]) -> None:
         if self.target.sha256(item.path, item.size_bytes, on_bytes) != self._expected(item):
             self.target.delete(item.path)
             raise Fault(f"{self.target.where(item.path)} is not what was copied; it is removed",
-                        fix="run the same command again; if it stays so, check the source: embark data check")
+                        "run the same command again; if it stays so, check the source: embark data check")

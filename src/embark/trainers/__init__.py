@@ -50,7 +50,7 @@ def train(
     from embark.run.signals import StopSignals
 
     if isinstance(spec, str):
-        raise UserError("train takes a spec, and no name of one", fix=f"embark.train(embark.load_spec({spec!r}))")
+        raise UserError("train takes a spec, and no name of one", f"embark.train(embark.load_spec({spec!r}))")
     spec, view = accepting(spec, accept_change), view or default_view(progress)
     if not fresh and (values := finished_result(spec, view)) is not None:
         return TrainResult(values)
@@ -181,4 +181,4 @@ def require_jax(spec: RunSpec) -> None:
     if find_spec("jax") is None:
         extra = "jax" if spec.place.device == "jax" else "tpu"
         raise MissingPackage(f'place.device = "{spec.place.device}" needs jax, which is not installed',
-                             fix=f"pip install 'embark-rec[{extra}]'; on a machine with TPUs it is 'embark-rec[tpu]'")
+                             f"pip install 'embark-rec[{extra}]'; on a machine with TPUs it is 'embark-rec[tpu]'")

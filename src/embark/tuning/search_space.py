@@ -86,7 +86,7 @@ def _parse(spec: RunSpec, argument: str) -> tuple[str, Dimension]:
     section, _, name = field.partition(".")
     if section not in SECTIONS or not text or not name:
         raise UserError(f"--search {argument}: is not a field of [train], [model] or [features] with values",
-                        fix="--search train.learning_rate=0.001..0.1, or --search train.batch_size=256,512")
+                        "--search train.learning_rate=0.001..0.1, or --search train.batch_size=256,512")
     is_range = ".." in text
     words = text.split("..") if is_range else re.split(r",(?![^\[]*\])", text)  # not at commas within a list
     read = (parse_settings([f"{field}={word.strip()}"])[0][field] for word in words)
@@ -96,11 +96,11 @@ def _parse(spec: RunSpec, argument: str) -> tuple[str, Dimension]:
     if not is_range:
         if len(set(values)) < 2:
             raise UserError(f"--search {argument}: is one value: there is nothing to search",
-                            fix=f"--set {field}={text} fixes it")
+                            f"--set {field}={text} fixes it")
         return field, Dimension(values)
     if {*map(type, values)} - {int, float} or len(values) != 2 or not values[0] < values[1]:
         raise UserError(f"--search {argument}: is not a range of numbers from low to high",
-                        fix=f"--search {field}=LOW..HIGH")
+                        f"--search {field}=LOW..HIGH")
     return field, Dimension(values, True, isinstance(getattr(getattr(spec, section), name, None), int))
 
 

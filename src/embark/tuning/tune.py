@@ -144,20 +144,20 @@ class Search:
         run_dir = RunDir(run_uri(spec.store.root, f"{spec.name}-tune"))
         if run_dir.is_remote:
             raise UserError(f"store.root = {spec.store.root}: embark tune keeps its trials in a local directory",
-                            fix="--set store.root=runs")
+                            "--set store.root=runs")
         for name in ("trials", "minutes", "workers"):
             value = getattr(request, name)
             if value is not None and not 0 < value < math.inf:
-                raise UserError(f"--{name} {value} is not a positive number", fix=f"leave --{name} out, or give one")
+                raise UserError(f"--{name} {value} is not a positive number", f"leave --{name} out, or give one")
         self.folder = run_dir.path
         self._metric = request.metric or measured_metrics(spec.model)[0]
         if (mistake := metric_mistake(spec.model, "--metric", self._metric)):
-            raise UserError(f"--metric {self._metric} {mistake.what}", fix=mistake.fix)
+            raise UserError(f"--metric {self._metric} {mistake.what}", mistake.fix)
         run = resolve_run(spec)
         self._has_own_pace = run.spec.train.eval_every > 0 and not spec.train.eval_every
         if not run.source.num_eval_samples:
             raise UserError("embark tune compares trials on held-out samples, and the data has none",
-                            fix="hold some out: data.eval_fraction, or data.num_eval_samples")
+                            "hold some out: data.eval_fraction, or data.num_eval_samples")
         self._num_train_samples = run.source.num_train_samples
         given, model = with_absolute_paths(spec), run.spec.model
         names = {*SUITED, "tables"} if given.model.tables else SUITED
@@ -170,7 +170,7 @@ class Search:
         self._searches_features = any(field.startswith("features.") for field in self._space)
         if self._searches_features and not self._has_features():
             raise UserError("--search features…: the data cannot be prepared again with other features",
-                            fix="leave tables and num_dense out of [model], name data.prepare.input, and search with "
+                            "leave tables and num_dense out of [model], name data.prepare.input, and search with "
                                 "one worker")
         self._search = {field: str(dimension) for field, dimension in self._space.items()}
         duration = {f"train.{name}": getattr(spec.train, name) for name in ("num_epochs", "num_steps", "eval_every")}
@@ -233,7 +233,7 @@ class Search:
         changed = sorted(name for name in {*before, *subject} if before.get(name) != subject.get(name))
         if changed:
             raise UserError(f"{self.folder} has the trials of another search: {', '.join(changed)} changed",
-                            fix="--set name=… starts a new search")
+                            "--set name=… starts a new search")
         with self._alone():
             self._study.set_user_attr(SUBJECT, subject)
             if not self._study.get_trials():
@@ -395,7 +395,7 @@ class Search:
 
     def _damage(self, why: str) -> UserError:
         return UserError(f"{self.folder / JOURNAL}: is damaged: {why}",
-                         fix="remove it: the trials are run again; or --set name=… starts a new search")
+                         "remove it: the trials are run again; or --set name=… starts a new search")
 
     def _emit(self, number: int) -> None:
         """Save, and tell the sinks about a trial."""
@@ -422,7 +422,7 @@ def _usd_per_s(spec: RunSpec) -> float | None:
     per_hour = price.usd_per_hour if given is None else given
     if spec.place.budget_usd is not None and per_hour is None:
         raise UserError(f"a budget of {format_usd(spec.place.budget_usd)} cannot be enforced. {price.text}",
-                        fix=f"set {PRICE} to its dollars per hour, or limit the search by --minutes")
+                        f"set {PRICE} to its dollars per hour, or limit the search by --minutes")
     return per_hour and per_hour / 3600
 
 

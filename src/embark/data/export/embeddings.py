@@ -24,7 +24,7 @@ def write_embeddings(
     files = targets(Path(to), names, force=force)
     if damage := checkpoints.damage(trained.checkpoint):
         raise UserError(f"{checkpoints.where(trained.checkpoint.step)} is damaged: {damage}",
-                        fix="name another with --step; `embark checkpoints RUN --verify` reads all")
+                        "name another with --step; `embark checkpoints RUN --verify` reads all")
     arrays = CheckpointArrays(checkpoints.store, trained.checkpoint.name)
     values = _values(trained, names)
     found = []

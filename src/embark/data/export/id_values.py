@@ -230,5 +230,5 @@ def data_of(source: str) -> str:
     spec = find_trained(source).spec
     if spec.data.kind != "prepared":
         raise DataError(f"{source}: was trained on data.kind = {spec.data.kind!r}, whose ids have no map",
-                        fix="the ids are those of the data itself")
+                        "the ids are those of the data itself")
     return spec.data.path

@@ -38,19 +38,19 @@ def choose_tables(names: Sequence[str], wanted: Sequence[str]) -> list[str]:
     """Return the wanted tables, or all."""
     for name in wanted:
         if name not in names:
-            raise UserError(f"{name}: no such table", fix=nearest(name, list(names)))
+            raise UserError(f"{name}: no such table", nearest(name, list(names)))
     return [name for name in names if not wanted or name in wanted]
 
 
 def targets(to: Path, tables: Sequence[str], *, force: bool) -> dict[str, Path]:
     """Return the file of each table; one that exists is refused before any is written."""
     if to.exists() and not to.is_dir():
-        raise UserError(f"{to}: is a file, and Parquet files go into a folder", fix="name a folder")
+        raise UserError(f"{to}: is a file, and Parquet files go into a folder", "name a folder")
     files = {table: to / f"{table}.parquet" for table in tables}
     there = [str(path) for path in files.values() if path.exists()]
     if there and not force:
         raise UserError(f"{there[0]}: exists" + (f", and {len(there) - 1} more" if len(there) > 1 else ""),
-                        fix="--force replaces them, or name another folder")
+                        "--force replaces them, or name another folder")
     return files
 
 
@@ -65,4 +65,4 @@ def write_parquet(path: Path, batches: Iterator[Any], about: dict[str, str]) -> 
                 writer.write_batch(batch.replace_schema_metadata(schema.metadata))
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}",
-                        fix="name a folder that can be written, on a disk with space") from None
+                        "name a folder that can be written, on a disk with space") from None

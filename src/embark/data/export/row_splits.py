@@ -33,15 +33,15 @@ def write_splits(source: str, to: str | Path, *, force: bool = False) -> Parquet
     `source` was made of; a row that could not be read has no split."""
     path, target = data_of(source), Path(to)
     if target.exists() and not force:
-        raise UserError(f"{target}: exists", fix="--force replaces it, or name another file")
+        raise UserError(f"{target}: exists", "--force replaces it, or name another file")
     manifest = read_manifest(path)
     before = PreparedWith.of(path, manifest)
     if before is None:
         raise DataError(f"{path}: was made, not prepared of files with rows",
-                        fix="name what `embark data prepare` wrote")
+                        "name what `embark data prepare` wrote")
     if SEQUENCES in manifest.settings:
         raise DataError(f"{path}: is of a log, which is split by user and order, not by row",
-                        fix="docs/guides/sequences.md says which items of a user are held out")
+                        "docs/guides/sequences.md says which items of a user are held out")
     nums: list[int] = []
 
     def counted() -> Iterator[pa.RecordBatch]:
@@ -68,7 +68,7 @@ def _batches(before: PreparedWith, manifest: Manifest) -> Iterator[pa.RecordBatc
         (file,) = inputs.find(uri if "://" in uri else os.path.normpath(os.path.join(folder or "", uri)))
         if file.size_bytes != source["bytes"]:
             raise DataError(f"{file.uri}: has {file.size_bytes:,} bytes, and had {source['bytes']:,} when the data was "
-                            "prepared", fix="prepare the data again")
+                            "prepared", "prepare the data again")
         parser, first = _Numbering(schema, before.prepare), 0
         reader = open_reader(schema, before.prepare, inputs, parser)
         for segment in reader.segments(file, 1 << 62):

@@ -86,7 +86,7 @@ class EarlierIds:
         """Return `schema` with the kinds of the earlier columns; refuse it if its ids could not mean the same rows."""
         if differences := list(self._differences(spec, schema)):
             raise DataError("\n  ".join([f"{self.path}: its ids cannot be kept for this input", *differences]),
-                            fix="change the spec so; or prepare without data.prepare.id_map_from, for ids that begin "
+                            "change the spec so; or prepare without data.prepare.id_map_from, for ids that begin "
                                 "anew")
         old = {column.name: column for column in self.before.schema.sparse}
         sparse = {}
@@ -136,7 +136,7 @@ class EarlierIds:
                 is_intact = False
             if not is_intact:
                 raise DataError(f"{self.path}: the id map of {name} is missing or not what the manifest says",
-                                fix=REPAIR)
+                                REPAIR)
             found[name] = KnownIds(files_of.keys, files_of.ids, self.maps[name]["rows"])
         return found
 
@@ -182,15 +182,15 @@ def open_earlier(spec: RunSpec, revision: int) -> EarlierIds | None:
     before = PreparedWith.of(path, manifest)
     if before is None:
         raise DataError(f"{path}: its manifest has no id maps",
-                        fix="data.prepare.id_map_from takes what `embark data prepare` wrote")
+                        "data.prepare.id_map_from takes what `embark data prepare` wrote")
     if manifest.settings.get("revision") != revision:
         raise DataError(f"{path}: another version of Embark prepared it, and may read the same values as other keys",
-                        fix="prepare the earlier data again with this version")
+                        "prepare the earlier data again with this version")
     earlier = EarlierIds(before)
     if earlier.is_log != is_of_log(spec):
         there, here = ("a log", "a table") if earlier.is_log else ("a table", "a log")
         raise DataError(f"{path}: was prepared from rows of {there}, and these are of {here}",
-                        fix="prepare without data.prepare.id_map_from")
+                        "prepare without data.prepare.id_map_from")
     return earlier
 
 

@@ -78,12 +78,12 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     if not has_ids and not dense:
         reasons = "; ".join(f"{name} {why}" for name, why in choice.why.items())
         raise DataError(f"{where}: no column was taken for ids or numbers, and a model needs one: {reasons}",
-                        fix='name them: data.prepare.sparse_columns = ["…"]')
+                        'name them: data.prepare.sparse_columns = ["…"]')
     for column in sample.columns:
         found = dict(choice.sparse).get(column.name)
         if found and found.kind == "text" and (cell := next(filter(is_undecoded, column.cells), "")):
             raise DataError(f"{where}: column {column.name!r} has {readable(cell)!r}, which is not "
-                            f"{spec.data.prepare.encoding}", fix=say_encoding(InputFile(where, 0)))
+                            f"{spec.data.prepare.encoding}", say_encoding(InputFile(where, 0)))
     times = find_times(spec.features, spec.data, sample.columns, where)
     choice.why |= {time.name: f"{choice.why[time.name]}; holds {meaning_of_format(time.format)}" for time in times}
     decimals = find_decimals(spec.features, spec.data, sample.columns, (*dense, *_labels(spec)))
@@ -92,12 +92,12 @@ def _schema(spec: RunSpec, sample: Sample, where: str) -> Schema:
     numbers = (*dense, *(f"{time.name}_age" for time in times if "age" in time.features))
     if wrong := [name for name, one in spec.features.columns.items() if one.bucket_table and name not in numbers]:
         raise DataError(f"{where}: features.columns.{wrong[0]}.bucket_table is of a column that holds no numbers",
-                        fix=f"leave it out; number columns are {_some(numbers)}")
+                        f"leave it out; number columns are {_some(numbers)}")
     made = {column.name: column for column in (
         *_sparse_of_times(times), *_crosses(spec), *_buckets(spec, numbers, auto=not has_ids))}
     if taken := [column.name for column in made.values() if column.name in by_name]:
         raise DataError(f"{where}: column {taken[0]!r} and a table that is made have the same name",
-                        fix="set features.crosses.name to another one, or rename the column")
+                        "set features.crosses.name to another one, or rename the column")
     by_name |= {name: replace(column, rows=tables[name].rows) if name in tables else column
                 for name, column in made.items()}
     order = [name for name in tables if name in by_name] if tables else by_name
@@ -120,7 +120,7 @@ def _check_dense(spec: RunSpec, schema: Schema, where: str) -> Schema:
     num_dense, found = len(names), ", ".join(names) or "none"
     if "num_dense" in spec.model.model_fields_set and spec.model.num_dense != num_dense:
         raise DataError(f"{where}: model.num_dense = {spec.model.num_dense}, and the dense columns are: {found}",
-                        fix=f"set model.num_dense = {num_dense} or leave it out, or name them in data.dense_columns")
+                        f"set model.num_dense = {num_dense} or leave it out, or name them in data.dense_columns")
     return schema
 
 
@@ -138,7 +138,7 @@ def find_times(
         format = _time_format_of(column, said.time_format if not is_typed else "", data.prepare.time_unit, where)
         if "hour" in parts and (format == "date" or ("%" in format and "%H" not in format and "%I" not in format)):
             raise DataError(f"{where}: column {column.name!r} holds {meaning_of_format(format)}, which have no hour",
-                            fix=f'leave "hour" out of features.columns.{column.name}.parts')
+                            f'leave "hour" out of features.columns.{column.name}.parts')
         found.append(TimeColumn(column.name, format, parts, said.time_zone))
     return tuple(found)
 
@@ -167,7 +167,7 @@ def _time_format_of(column: Column, said: str, unit: Literal["auto", "s", "ms"],
     if said:
         if column.cells and not any(fits(cell, said) for cell in column.cells):
             raise DataError(f"{where}: column {column.name!r} holds {_examples(column)}, and none of its values is "
-                            f"written {said}", fix=f"correct features.columns.{column.name}.time_format")
+                            f"written {said}", f"correct features.columns.{column.name}.time_format")
         return said
     formats = time_formats(column.cells, unit)
     if formats and (format := formats.most_common(1)[0][0]):
@@ -180,7 +180,7 @@ def _time_format_of(column: Column, said: str, unit: Literal["auto", "s", "ms"],
         fix = " or ".join(f'time_format = "{format}"' for format in common) + f", in [features.columns.{column.name}]"
     what = f"which may be {' or '.join(common)}" if common else "which are no dates or times that are known"
     raise DataError(f"{where}: column {column.name!r} holds {_examples(column)}, {what}",
-                    fix=f'say how it is written: {fix}. For numbers since 1970, data.prepare.time_unit = "s" or "ms"')
+                    f'say how it is written: {fix}. For numbers since 1970, data.prepare.time_unit = "s" or "ms"')
 
 
 def find_decimals(
@@ -207,7 +207,7 @@ def _refuse_without_table(made: Iterable[SparseColumn], sparse: Sequence[SparseC
                  if rows.get((column.source, column.kind), -1) < (column.rows or 0)]:
         raise DataError(f"{where}: [model] has no table, or one of too few rows, for the parts of times, "
                         "buckets or features.crosses",
-                        fix=f"add to model.tables: {', '.join(wrong)}; or leave the tables out, so that the data says "
+                        f"add to model.tables: {', '.join(wrong)}; or leave the tables out, so that the data says "
                             "them")
 
 
@@ -219,7 +219,7 @@ def _refuse_mixed(spec: RunSpec, sparse: Sequence[SparseColumn], where: str) -> 
         if mine and other and mine.kind != other.kind:
             raise DataError(f"{where}: {table.name} shares table {other.name}, and column {mine.source!r} holds "
                             f"{KINDS[mine.kind]}, column {other.source!r} {KINDS[other.kind]}: the same value would "
-                            "have two ids", fix="write both alike, or give each a table of its own")
+                            "have two ids", "write both alike, or give each a table of its own")
 
 
 def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimiter: str) -> _Choice:
@@ -278,7 +278,7 @@ def _named_role(spec: RunSpec, column: Column, table: Table | None, list_delimit
     if not is_list and name not in prepare.sparse_columns and table is None and not features.is_of_ids:
         return None
     if column.type == "nested":
-        raise DataError(f"column {name!r} holds structures, which are not read", fix="write it as a list of values")
+        raise DataError(f"column {name!r} holds structures, which are not read", "write it as a list of values")
     if features.words:
         return Judgement("list", "is text: features.columns says words = true", "text")
     delimiter = list_delimiter if is_list and column.type == "text" else ""
@@ -346,15 +346,15 @@ def _resolved(
                 what = "is a list" if part in lists else "is a number column, and has no buckets" if name in numbers \
                     else "is no number column" if name in by_name else "has no table"
                 raise DataError(f"{where}: features.crosses names {name!r}, which {what}",
-                                fix=f"name columns of one id a row: {_some(sorted({*by_name.values()} - lists))}; or "
+                                f"name columns of one id a row: {_some(sorted({*by_name.values()} - lists))}; or "
                                     "number columns, with their boundaries in its buckets")
         if column.num_hashes > 1 and column.rows is None:
             raise DataError(f"{where}: features.columns.{column.source}.num_hashes = {column.num_hashes} hashes the "
                             "values, and the rows of its table are not given",
-                            fix=f"features.columns.{column.source}.rows = 1000000")
+                            f"features.columns.{column.source}.rows = 1000000")
         if column.statistics and column.is_list:
             raise DataError(f"{where}: features.columns.{column.source}.statistics needs one value a row, and the "
-                            "column holds lists", fix="leave it out")
+                            "column holds lists", "leave it out")
         found.append(replace(column, parts=tuple(filter(None, parts))))
     return tuple(found)
 
@@ -375,7 +375,7 @@ def _like_tables(
     if len(tables) != len(sparse):
         names = ", ".join(column.source for column in sparse)
         raise DataError(f"{where}: [model] has {len(tables)} tables, and {len(sparse)} columns were taken for ids: "
-                        f"{names}", fix=f"set model.num_tables = {len(sparse)}, or leave the tables out of [model], so "
+                        f"{names}", f"set model.num_tables = {len(sparse)}, or leave the tables out of [model], so "
                         "that the data says them")
     by_name = {column.name: column for column in sparse}
     if all(table.name in by_name for table in tables):
@@ -406,7 +406,7 @@ def _criteo(spec: RunSpec, sample: Sample, where: str) -> Schema:
         or bool(prepare.list_columns or prepare.ignored_columns or spec.features.times or data.time_column))
     if is_custom:
         raise DataError(f"{where}: is Criteo's, whose columns are all taken: label, int_0 to int_12 and cat_0 to "
-                        "cat_25", fix='leave the columns out of the spec; or set data.prepare.format = "csv", header = '
+                        "cat_25", 'leave the columns out of the spec; or set data.prepare.format = "csv", header = '
                                       "false and column_names to choose among them")
     sparse = (*(_with_features(spec, SparseColumn(name, "hex")) for name in names), *_crosses(spec),
               *_buckets(spec, dense))
@@ -450,7 +450,7 @@ def _refuse_unknown(spec: RunSpec, sample: Sample, where: str) -> None:
              and not (named == "model.tables" and name in made)]
     if wrong:
         raise DataError(f"{where}: " + "\n  ".join(["the spec names columns that are not there", *wrong]),
-                        fix=_columns_fix(sample, columns))
+                        _columns_fix(sample, columns))
 
 
 def _check_label(spec: RunSpec, sample: Sample, where: str) -> None:
@@ -465,7 +465,7 @@ def _check_label(spec: RunSpec, sample: Sample, where: str) -> None:
         if all(find_called(sample.columns, what) for what in ("users", "items")):
             which += '. It may be a log of what users chose, for model.kind = "sasrec"'
         raise DataError(f"{where}: has no column {label!r}, which data.label names; {which}",
-                        fix=f"{_columns_fix(sample, list(columns))}; say which is the label, in the spec or with --set "
+                        f"{_columns_fix(sample, list(columns))}; say which is the label, in the spec or with --set "
                             f"{named}")
     _check_label_values(found, above, texts(spec.data.prepare.label_is), where)
 
@@ -487,7 +487,7 @@ def _check_label_values(label: Column, above: float | None, ones: tuple[str, ...
         fix = f"say what makes a 1, in [data.prepare] of the spec: label_is = {rarer}"
     named = f"data.prepare.label_is is {_some(ones)}, and column {label.name!r} holds" if ones else \
         f"data.label is {label.name!r}, which holds"
-    raise DataError(f"{where}: {named} {_some(values) or 'no value'}" + ("" if ones else " and not 0 and 1"), fix=fix)
+    raise DataError(f"{where}: {named} {_some(values) or 'no value'}" + ("" if ones else " and not 0 and 1"), fix)
 
 
 def _columns_fix(sample: Sample, columns: Sequence[str]) -> str:

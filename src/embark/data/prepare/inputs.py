@@ -68,7 +68,7 @@ def open_inputs(patterns: str | Iterable[str]) -> tuple[Inputs, list[InputFile]]
             files.setdefault(file.uri, file)
     if not files:
         raise DataError("data.prepare.input names no files to prepare",
-                        fix="name them in data.prepare.input, in the spec or with --set data.prepare.input=clicks.csv")
+                        "name them in data.prepare.input, in the spec or with --set data.prepare.input=clicks.csv")
     return inputs, list(files.values())
 
 
@@ -120,7 +120,7 @@ class Inputs:
         table = self._table(uri.rstrip("/"), version)
         found = [one for one in table.files.values() if one.uri.endswith(file)]
         if not found:
-            raise DataError(f"{uri}{file}: the {table.version} has no rows", fix="name another version of the table")
+            raise DataError(f"{uri}{file}: the {table.version} has no rows", "name another version of the table")
         return found
 
     def _table(self, uri: str, version: str) -> LakeTable:
@@ -205,7 +205,7 @@ def _split_uri(uri: str) -> tuple[str, str]:
     scheme, _, rest = uri.partition("://")
     bucket, _, path = rest.partition("/")
     if not bucket:
-        raise DataError(f"{uri}: names no bucket", fix=f"{scheme}://bucket/path")
+        raise DataError(f"{uri}: names no bucket", f"{scheme}://bucket/path")
     return f"{scheme}://{bucket}", path
 
 
@@ -242,7 +242,7 @@ def _is_delta(folder: str, names: Sequence[str]) -> bool:
     """Tell whether a folder of these files is a Delta table; that of an Iceberg table is refused."""
     if any(name.startswith("metadata/") and name.endswith(".metadata.json") for name in names):
         raise DataError(f"{folder}: is the folder of an Iceberg table, whose catalog knows the current metadata file",
-                        fix=f"name iceberg://CATALOG/NAMESPACE.TABLE, or one of {folder}/metadata/*.metadata.json; as "
+                        f"name iceberg://CATALOG/NAMESPACE.TABLE, or one of {folder}/metadata/*.metadata.json; as "
                             f"a Delta table, if it is one too: {folder}#version=NUMBER")
     return any(name.startswith("_delta_log/") for name in names)
 
@@ -258,9 +258,9 @@ def _data_files(folder: str, names: Iterable[str]) -> list[str]:
     if len(partitions) > 1:
         raise DataError(f"{folder}: its Parquet files have different partition columns: "
                         + shortlist([f"({one})" for one in sorted(partitions)], _MAX_NAMED),
-                        fix="name the folder, or the glob, of one data set")
+                        "name the folder, or the glob, of one data set")
     if not (parquet or direct):
-        raise DataError(f"{folder}: the folder holds no data files", fix="name the files, or a glob of them")
+        raise DataError(f"{folder}: the folder holds no data files", "name the files, or a glob of them")
     return parquet or direct
 
 
@@ -281,7 +281,7 @@ def is_iceberg(uri: str) -> bool:
 
 def _inside_table(pattern: str, table: str) -> DataError:
     return DataError(f"{pattern}: is within the table {table}, whose log says which files and rows count",
-                     fix=f"name the table: {table}")
+                     f"name the table: {table}")
 
 
 def _is_data(path: str) -> bool:
@@ -296,4 +296,4 @@ def _not_found(pattern: str, beside: Sequence[str], looked_in: str = "") -> Data
         "relative paths of a spec go by the spec's own folder, those of --set by the current directory")
     if beside and not close:
         fix = "files in this directory: " + shortlist(beside, _MAX_NAMED)
-    return DataError(f"{pattern}: there is no such file" + (f" in {looked_in}" if looked_in else ""), fix=fix)
+    return DataError(f"{pattern}: there is no such file" + (f" in {looked_in}" if looked_in else ""), fix)

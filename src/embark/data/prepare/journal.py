@@ -40,7 +40,7 @@ class Journal:
     def __enter__(self) -> Self:
         if not (self._lock_folder() if self._local else self._lease()):
             raise UserError(f"{self._store.uri}: another process is preparing data here",
-                            fix="wait for it, or set another data.path")
+                            "wait for it, or set another data.path")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -84,10 +84,10 @@ class Journal:
             differing = differences(json.loads(text), settings)
         except (ValueError, RecursionError) as error:
             raise UserError(f"{self._store.where(path)}: is damaged: {to_one_line(error)[:200]}",
-                            fix="--fresh starts the preparation over") from None
+                            "--fresh starts the preparation over") from None
         if differing:
             raise UserError(f"{self._store.uri}: holds another, unfinished preparation{shown(differing)}",
-                            fix="--fresh starts over, or set another data.path")
+                            "--fresh starts over, or set another data.path")
 
     def read(self, name: str) -> JsonDict | None:
         """Return a task's record if it is done. One that is damaged counts as none: the task is done again."""

@@ -42,7 +42,7 @@ def open_table(inputs: Inputs, uri: str, said: str) -> LakeTable:
     options = dict(one.partition("=")[::2] for one in said.split(",") if one)
     if said and is_iceberg(uri) == ("version" in options):
         raise DataError(f"{uri}#{said}: does not name a version of this table",
-                        fix="#version=NUMBER for Delta; for Iceberg #snapshot=NUMBER or #ref=NAME behind "
+                        "#version=NUMBER for Delta; for Iceberg #snapshot=NUMBER or #ref=NAME behind "
                             "iceberg://CATALOG/NAMESPACE.TABLE or a metadata file")
     where = inputs.local_path(uri) or uri
     with _explained(uri):
@@ -59,10 +59,10 @@ def _explained(uri: str) -> Iterator[None]:
     except ImportError as error:
         kind = "iceberg" if is_iceberg(uri) else "delta"
         raise MissingPackage(f"{uri}: needs {error.name}, which reads {kind.title()} tables and is not installed",
-                             fix=f"pip install 'embark-rec[{kind}]'") from None
+                             f"pip install 'embark-rec[{kind}]'") from None
     except Exception as error:
         raise DataError(f"{uri}: the table cannot be read: {redact(to_one_line(error))[:300]}",
-                        fix="check its name, its version, your rights and, for iceberg://CATALOG, the catalog in "
+                        "check its name, its version, your rights and, for iceberg://CATALOG, the catalog in "
                             "~/.pyiceberg.yaml or PYICEBERG_CATALOG__NAME__URI") from error
 
 
@@ -82,14 +82,14 @@ class _Delta:
             if version is None:
                 raise
             raise DataError(f"{uri}: the Delta table has no version {version} that can be read",
-                            fix=f"its newest is #version={opened().version()}; old ones may have been cleaned up"
+                            f"its newest is #version={opened().version()}; old ones may have been cleaned up"
                             ) from None
         protocol, about = table.protocol(), table.metadata()
         features = protocol.reader_features or ["columnMapping"][: protocol.min_reader_version - 1]
         mapping = about.configuration.get("delta.columnMapping.mode") if "columnMapping" in features else None
         if unknown := [*({*features} - _DELTA_FEATURES), *(["columnMapping by id"] if mapping == "id" else [])]:
             raise DataError(f"{uri}: the Delta table uses {shortlist(unknown, 5)}, which is not read",
-                            fix="write a copy of it without, or export it as Parquet")
+                            "write a copy of it without, or export it as Parquet")
         name = uri.rpartition("/")[2]
         self.version = TableVersion("Delta", name, str(about.id), f"version={table.version()}")
         self._types = {one.name: one.type for one in pa.schema(table.schema().to_arrow())}
@@ -115,7 +115,7 @@ class _Delta:
         stored = {name: found for name, found in self._names.items()
                   if found in parquet.schema_arrow.names and name not in constants}
         if not stored and len(constants) < len(self._types):
-            raise DataError(f"{plain}: has none of the table's columns", fix="check the table with what wrote it")
+            raise DataError(f"{plain}: has none of the table's columns", "check the table with what wrote it")
         deleted = self._deleted.get(path)
         return FileView(parquet, stored, self._types, constants, None if deleted is None else lambda: deleted)
 
@@ -141,7 +141,7 @@ class _Iceberg:
             known = [*(f"#ref={ref}" for ref in table.refs()),
                      *(f"#snapshot={one.snapshot_id}" for one in table.snapshots()[::-1])]
             raise DataError(f"{uri}: the Iceberg table has no {'='.join(*options.items()) if options else 'rows'}",
-                            fix=f"it has {shortlist(known, 6)}" if known else "write rows to it")
+                            f"it has {shortlist(known, 6)}" if known else "write rows to it")
         newest, number = table.metadata.current_schema_id, snapshot.snapshot_id
         own = newest if snapshot.schema_id is None else snapshot.schema_id
         schema_id = int(options.get("schema", own if options else newest))
@@ -155,7 +155,7 @@ class _Iceberg:
         for task in sorted(table.scan(snapshot_id=number).plan_files(), key=lambda one: str(one.file.file_path)):
             path, kind = task.file.file_path, task.file.file_format.name
             if kind != "PARQUET":
-                raise DataError(f"{path}: is a file of {kind}, which is not read", fix="rewrite the table as Parquet")
+                raise DataError(f"{path}: is a file of {kind}, which is not read", "rewrite the table as Parquet")
             key = f"{uri}#{self.version.version}:" + path.removeprefix(f"{location}/").rpartition("://")[2]
             self._tasks[key] = task
             self.files[key] = InputFile(key, task.file.file_size_in_bytes, table=self.version)
@@ -179,7 +179,7 @@ class _Iceberg:
                     stored[one.name] = names[one.field_id]
                 elif one.required and values[one.field_id] is None:
                     raise DataError(f"{file.uri}: has no column {one.name!r}, which the table requires",
-                                    fix="check the table with what wrote it")
+                                    "check the table with what wrote it")
                 else:
                     constants[one.name] = pa.scalar(values[one.field_id], self._types[one.name])
             return FileView(parquet, stored, self._types, constants,

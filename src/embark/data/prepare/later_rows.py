@@ -78,7 +78,7 @@ class PreparedWith:
             features = FeaturesSpec.model_validate(settings.get("features") or legacy_features(settings["prepare"]))
         except (ValidationError, KeyError, AttributeError) as error:
             raise DataError(f"{path}/{MANIFEST}: does not say how the data was prepared ({error})",
-                            fix="prepare the data again, with this version of Embark") from None
+                            "prepare the data again, with this version of Embark") from None
         found = PreparedWith(path, manifest, schema, prepare, features)
         return replace(found, schema=with_bounds(schema, found.numbers)) if schema.bucketed else found
 
@@ -105,14 +105,14 @@ class PreparedWith:
             return IdMap(column, feature, None, None, 1)
         about = self.manifest.settings["id_maps"].get(feature.name)
         if column is None or about is None:
-            raise DataError(f"{self.path}: the manifest has no id map of table {feature.name}", fix=REPAIR)
+            raise DataError(f"{self.path}: the manifest has no id map of table {feature.name}", REPAIR)
         if about["how"] != "frequency":
             return IdMap(column, feature, None, None, feature.rows)
         keys, ids, is_intact = self._arrays(about)
         hashed_rows = about.get("hashed_rows", 0)
         if not is_intact or hashed_rows > feature.rows or not is_id_map(keys, ids, feature.rows):
             raise DataError(f"{self.path}: the id map of table {feature.name} was changed since the data was prepared",
-                            fix=REPAIR)
+                            REPAIR)
         return IdMap(column, feature, keys, ids, hashed_rows)
 
     def statistics(self) -> tuple[ValueStatistics, ...]:
@@ -124,7 +124,7 @@ class PreparedWith:
             keys, values, is_intact = self._arrays(about) if about else (none, none, False)
             if not is_intact or not are_statistics(keys, values, len(column.statistics)):
                 raise DataError(f"{self.path}: the statistics of {column.name} are missing, or were changed since the "
-                                "data was prepared", fix=REPAIR)
+                                "data was prepared", REPAIR)
             found.append(ValueStatistics(position, keys, values))
         return tuple(found)
 
@@ -188,6 +188,6 @@ def fit_schema(known: Schema, sample: Sample, where: str, names: Sequence[str] =
     """Return the roles of the columns in the format of `sample`; it must have the columns `names` too."""
     columns = tuple(column.name for column in sample.columns)
     if lacking := [name for name in (*known.needed, *names) if name not in columns]:
-        raise DataError(f"{where}: has no column " + ", ".join(map(repr, lacking)), fix=nearest(lacking[0], columns))
+        raise DataError(f"{where}: has no column " + ", ".join(map(repr, lacking)), nearest(lacking[0], columns))
     return replace(known, format=sample.format, delimiter=sample.delimiter, has_header=sample.has_header,
                    columns=columns)

@@ -96,7 +96,7 @@ def broken(file: InputFile, error: Exception) -> EmbarkError:
     if isinstance(error, OSError) and error.errno:
         return explain_data(error, file.uri)
     return DataError(f"{file.uri}: is not a Parquet file that can be read: {str(error).splitlines()[0]}",
-                     fix="copy or write it again; a Parquet file ends with its index, so one cut short is lost")
+                     "copy or write it again; a Parquet file ends with its index, so one cut short is lost")
 
 
 class _Ranges(io.RawIOBase):

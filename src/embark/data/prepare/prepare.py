@@ -194,7 +194,7 @@ def _open_inputs(spec: RunSpec) -> tuple[RunSpec, Schema, Inputs, list[InputFile
     """Find the input files of a spec that trains on the data it prepares, and the roles of their columns."""
     if spec.data.kind != "prepared":
         raise UserError(f"data.kind is {spec.data.kind!r}, and `embark data prepare` writes \"prepared\" data",
-                        fix='set data.kind = "prepared" and data.path to the folder to write')
+                        'set data.kind = "prepared" and data.path to the folder to write')
     inputs, files = open_inputs(spec.data.prepare.input)
     earlier = open_earlier(spec, _REVISION)
     if earlier:
@@ -352,7 +352,7 @@ class Run:
             manifest.settings[TIME_SPLIT] = time_split_record(self.work.spec.data, starts)
         if not manifest.num_rows("train"):
             what, fix = self.no_rows
-            raise DataError(what, fix=fix)
+            raise DataError(what, fix)
         self.journal.put(MANIFEST, manifest.to_text())
         return manifest
 
@@ -394,7 +394,7 @@ class Run:
         bad.check(self.work.spec.data.prepare.max_bad_share)
         if not bad.num_rows:
             raise DataError(f"{self.files[0].uri}: has no rows" if len(self.files) == 1 else "no file has any rows",
-                            fix="data.prepare.input must name a file with at least one row")
+                            "data.prepare.input must name a file with at least one row")
         return bad
 
     def _sources(
@@ -554,7 +554,7 @@ def _complete_already(store: ObjectStore, settings: JsonDict) -> Manifest | None
     if was != without_files(settings) or _versions(manifest.sources) != _versions(settings["files"]):
         differing = differences(was, without_files(settings))
         raise UserError(f"{store.uri}: holds data that was prepared from other files or with other settings"
-                        + shown(differing), fix="--fresh removes it and starts over, or set another data.path")
+                        + shown(differing), "--fresh removes it and starts over, or set another data.path")
     return manifest
 
 

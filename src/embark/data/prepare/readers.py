@@ -72,7 +72,7 @@ class _ArrowReader:
                 for position, cell in zip(positions, as_bytes(cells).to_pylist(), strict=True):
                     if cell and cell.decode(errors="ignore").encode() != cell:
                         raise DataError(f"{file.uri}: {at} {position:,} has {cell!r:.80} in column {name!r}, which is "
-                                        "not UTF-8", fix=say_encoding(file)) from None
+                                        "not UTF-8", say_encoding(file)) from None
 
 
 class CsvReader(_ArrowReader):
@@ -114,7 +114,7 @@ class CsvReader(_ArrowReader):
             rows = np.delete(rows, list(wrong))
             if num_rows != len(rows):
                 raise DataError(f"{file.uri}: {len(rows)} rows were counted from byte {cut.starts[0]:,} on, "
-                                f"and {num_rows} read", fix="say so to the authors of Embark, with the lines")
+                                f"and {num_rows} read", "say so to the authors of Embark, with the lines")
             location = Location(cut.lines[rows], cut.starts[rows], num_lines, bad)
             yield self._parser.parse(column, location, file.uri)
 
@@ -136,7 +136,7 @@ class CsvReader(_ArrowReader):
             return table.column, table.num_rows, wrong
         except pa.ArrowInvalid as error:
             raise DataError(f"{file.uri}: is not delimited text that can be read: {error}",
-                            fix="check data.prepare.delimiter, and that the file is UTF-8 text") from error
+                            "check data.prepare.delimiter, and that the file is UTF-8 text") from error
 
     def _as_utf8(self, text: bytes, block: RowBlock, file: InputFile) -> bytes:
         """Convert rows, which end the block, from the encoding that the spec says."""
@@ -148,7 +148,7 @@ class CsvReader(_ArrowReader):
             at = int(block.starts[0]) + len(block.text) - len(text) + error.start
             raise DataError(f"{file.uri}: byte {at:,}, {text[error.start : error.start + 1]!r}, is not "
                             f"{self._encoding}, which data.prepare.encoding says",
-                            fix="say the file's own encoding") from None
+                            "say the file's own encoding") from None
 
     def _table(self, text: bytes, delimiter: bytes, columns: Sequence[str]) -> Any:
         if not text:
@@ -171,10 +171,10 @@ class CsvReader(_ArrowReader):
         first = next((row for row in fields_of(text, self._schema.delimiter, self._encoding) if row), [])
         names = header_names(first)
         if twice := [name for name in self._parser.columns if names.count(name) > 1]:
-            raise DataError(f"{file.uri}: has two columns named {twice[0]!r}", fix="rename one of them")
+            raise DataError(f"{file.uri}: has two columns named {twice[0]!r}", "rename one of them")
         if lacking := [name for name in self._parser.columns if name not in names]:
             raise DataError(f"{file.uri}: its header has no column " + ", ".join(map(repr, lacking)),
-                            fix=nearest(lacking[0], names) + " Every file has the columns of the first one")
+                            nearest(lacking[0], names) + " Every file has the columns of the first one")
         return names
 
     def _finds_quote(self, file: InputFile) -> bool:
@@ -236,7 +236,7 @@ class ParquetReader(_ArrowReader):
         with open_view(self._inputs, file) as view:
             if lacking := [name for name in self._parser.columns if name not in view.names]:
                 raise DataError(f"{file.uri}: has no column " + ", ".join(map(repr, lacking)),
-                                fix=nearest(lacking[0], view.names) + " Every file has the columns of the first one")
+                                nearest(lacking[0], view.names) + " Every file has the columns of the first one")
             groups = range(segment.start, segment.stop)
             try:
                 batch_rows = self._batch_rows(view, groups, chunk_bytes)
@@ -282,7 +282,7 @@ def sample_parquet(
         if batch is not None:
             break
     else:
-        raise DataError(f"{files[0].uri}: has columns, but no rows", fix="add at least one row below its header")
+        raise DataError(f"{files[0].uri}: has columns, but no rows", "add at least one row below its header")
     of_files = [dict(one.constants) for one in files[:: -(-len(files) // max_rows)]]
     num_times = max(2, max_rows // len(of_files))
     arrays = {name: pa.array([one.get(name) for one in of_files] * num_times)

@@ -98,7 +98,7 @@ def take_sample(
     delimiter that cuts the header into `known_names`, the names that the spec uses, is right."""
     empty = [file.uri for file in files if not file.size_bytes]
     if empty:
-        raise DataError(f"{empty[0]}: the file is empty", fix="leave it out of data.prepare.input, or write it again")
+        raise DataError(f"{empty[0]}: the file is empty", "leave it out of data.prepare.input, or write it again")
     first = files[0]
     format = _format_of(prepare, inputs, first)
     if format == "parquet":
@@ -107,7 +107,7 @@ def take_sample(
         return Sample("parquet", sample_parquet(inputs, files, _MAX_ROWS, set(prepare.missing)))
     text = head(inputs, first, _HEAD_BYTES).removeprefix(BOM)
     if not text.strip():
-        raise DataError(f"{first.uri}: has no rows", fix="data.prepare.input must name a file with at least one row")
+        raise DataError(f"{first.uri}: has no rows", "data.prepare.input must name a file with at least one row")
     if prepare.format == "jsonl" or (prepare.format == "auto" and _is_json(first, text)):
         objects = [line for one in (text, *_more_text(inputs, files)) for line in one.splitlines()[:_MAX_ROWS]]
         return Sample("jsonl", _sample_json(prepare, first, objects))
@@ -132,10 +132,10 @@ def _format_of(prepare: PrepareSpec, inputs: Inputs, file: InputFile) -> Format:
     if prepare.format == "parquet" or (prepare.format == "auto" and (is_parquet or is_called_so)):
         return "parquet"
     if is_parquet:
-        raise DataError(f"{file.uri}: is a Parquet file", fix='set data.prepare.format = "parquet", or leave it out')
+        raise DataError(f"{file.uri}: is a Parquet file", 'set data.prepare.format = "parquet", or leave it out')
     if what := next((what for magic, what in _NOT_TEXT.items() if start.startswith(magic)), ""):
         raise DataError(f"{file.uri}: is {what}, which is not read",
-                        fix="make it UTF-8 text, plain or packed by gzip, or Parquet")
+                        "make it UTF-8 text, plain or packed by gzip, or Parquet")
     return "criteo" if prepare.format == "criteo" else "csv"
 
 
@@ -144,32 +144,32 @@ def _sample_text(prepare: PrepareSpec, known_names: Collection[str], inputs: Inp
     first = files[0]
     if prepare.encoding != "utf-8" and _is_utf8(text, prepare.encoding):
         raise DataError(f"{first.uri}: is UTF-8, and data.prepare.encoding says {prepare.encoding}",
-                        fix="leave data.prepare.encoding out; rows to score are in the encoding of the training data, "
+                        "leave data.prepare.encoding out; rows to score are in the encoding of the training data, "
                             "or JSON Lines, which are always UTF-8")
     delimiter = prepare.delimiter or _guess_delimiter(first, text, prepare.encoding, known_names)
     rows = _complete_rows(text, delimiter, prepare.encoding, is_cut=len(text) >= _HEAD_BYTES - len(BOM))
     if not rows:
         raise DataError(f"{first.uri}: has no complete row in its first {len(text):,} bytes",
-                        fix="say in data.prepare.delimiter what stands between the fields")
+                        "say in data.prepare.delimiter what stands between the fields")
     has_header = _has_header(prepare, known_names, rows)
     if has_header and prepare.column_names:
         raise DataError("data.prepare.column_names is for files without a header, and data.prepare.header is true",
-                        fix="leave one of them out")
+                        "leave one of them out")
     num_fields = len(rows[0]) if has_header else Counter(map(len, rows)).most_common(1)[0][0]
     names = header_names(rows[0]) if has_header else tuple(prepare.column_names)
     if not names:
         names = tuple(f"column_{i}" for i in range(num_fields))
     if len(names) != num_fields:
         raise DataError(f"{first.uri}: has {num_fields} fields a row between {delimiter!r}, and "
-                        f"data.prepare.column_names has {len(names)} names", fix="name every column, in order")
+                        f"data.prepare.column_names has {len(names)} names", "name every column, in order")
     refuse_twins(first, names)
     if wrong := next((name for name in names if is_undecoded(name)), ""):
         raise DataError(f"{first.uri}: the name of column {readable(wrong)!r} is not {prepare.encoding}",
-                        fix=say_encoding(first))
+                        say_encoding(first))
     body = [row for row in (*rows[int(has_header) :], *_more_rows(inputs, files, delimiter, prepare.encoding))
             if len(row) == num_fields and (not has_header or header_names(row) != names)]
     if not body:
-        raise DataError(f"{first.uri}: has columns, but no rows", fix="add at least one row below its header")
+        raise DataError(f"{first.uri}: has columns, but no rows", "add at least one row below its header")
     missing = set(prepare.missing)
     columns = tuple(Column.of(name, [row[i].strip() for row in body], missing) for i, name in enumerate(names))
     return Sample("csv", columns, delimiter, has_header)
@@ -203,7 +203,7 @@ def say_encoding(file: InputFile) -> str:
 
 def refuse_twins(file: InputFile, names: Sequence[str]) -> None:
     if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise DataError(f"{file.uri}: has two columns named " + ", ".join(map(repr, twice)), fix="rename one of them")
+        raise DataError(f"{file.uri}: has two columns named " + ", ".join(map(repr, twice)), "rename one of them")
 
 
 def _more_rows(
@@ -245,7 +245,7 @@ def _guess_delimiter(file: InputFile, text: bytes, encoding: str, known_names: C
             best = score, candidate
     if not best[1]:
         raise DataError(f"{file.uri}: nothing cuts its rows into fields: tried comma, tab, ';', '::', '|' and space",
-                        fix='say it: data.prepare.delimiter = "…"')
+                        'say it: data.prepare.delimiter = "…"')
     return best[1]
 
 
@@ -431,7 +431,7 @@ def _is_json(file: InputFile, text: bytes) -> bool:
     line = next((line for line in text.splitlines() if line.strip()), b"").strip()
     if line.startswith(b"[") and file.name.lower().removesuffix(".gz").endswith(".json"):
         raise DataError(f"{file.uri}: is one JSON array, which is not read",
-                        fix=f"write one object a line: jq -c '.[]' {shlex.quote(file.name)} > rows.jsonl")
+                        f"write one object a line: jq -c '.[]' {shlex.quote(file.name)} > rows.jsonl")
     return line.startswith(b"{") and json_object(line) is not None
 
 
@@ -440,7 +440,7 @@ def _sample_json(prepare: PrepareSpec, file: InputFile, lines: Sequence[bytes]) 
     rows = [row for row in map(json_line, lines) if row is not None]
     if not rows:
         raise DataError(f"{file.uri}: none of its first {len(lines):,} lines is a JSON object",
-                        fix="write one object a line, or set data.prepare.format")
+                        "write one object a line, or set data.prepare.format")
     from .readers import sample_values
 
     names, missing = dict.fromkeys(name for row in rows for name in row), {"", *prepare.missing}

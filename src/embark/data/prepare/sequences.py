@@ -72,7 +72,7 @@ def log_schema(spec: RunSpec, inputs: Inputs, files: Sequence[InputFile]) -> Sch
             found = find_time_column(rest) if role == "times" else find_called(rest, role)
         if (found and found not in by_name) or (not found and role != "times"):
             raise DataError(f"{where}: has no column {found or given!r}, for the {role} of the log",
-                            fix=f"{nearest(found or given, list(by_name))} Or name it: data.interactions."
+                            f"{nearest(found or given, list(by_name))} Or name it: data.interactions."
                                 f"{role[:-1]} = \"…\"" if role != "times" else nearest(found, list(by_name)))
         if found:
             names[role] = found
@@ -80,7 +80,7 @@ def log_schema(spec: RunSpec, inputs: Inputs, files: Sequence[InputFile]) -> Sch
             why[found] = "is named in the spec" if found == given else f"{by} {role}"
     time = names.get("times", "")
     if data.prepare.split == "time" and not time:
-        raise DataError(f"{where}: a split by time needs times", fix="name their column in data.time_column")
+        raise DataError(f"{where}: a split by time needs times", "name their column in data.time_column")
     times = find_times(spec.features, data.changed(time_column=time, prepare=prepare),
                        sample.columns, where)
     features = {names["users"]: table_name(names["users"]),
@@ -290,7 +290,7 @@ class LogRun(Run):
         first, last = _span(records)
         if (last - first) // 1_000_000 >= MAX_NUMBER:
             raise DataError(f"the times of column {schema.time_column!r} span more than 2³¹ seconds",
-                            fix='set data.prepare.time_unit = "ms" if they are milliseconds')
+                            'set data.prepare.time_unit = "ms" if they are milliseconds')
         written = self._do(pool, "writing", [
             Task("sequence", f"{number:05d}", num, layout=layout, starts=bounds, first_time=first,
                  split_starts=starts) for number, (bounds, num) in enumerate(_groups(records))])

@@ -50,14 +50,14 @@ def newest_starts(data: DataSpec, files: Sequence[Path]) -> tuple[int, ...]:
     together, so that a split has at least its share."""
     num_rows = sum(path.stat().st_size for path in files) // 8
     if not num_rows:
-        raise DataError(f"no row has a time in column {data.time_column!r}", fix="name another data.time_column")
+        raise DataError(f"no row has a time in column {data.time_column!r}", "name another data.time_column")
     num_test = round(num_rows * data.prepare.test_fraction)
     num_held_out = max(num_test + 1, round(num_rows * (data.prepare.test_fraction + data.eval_fraction)))
     starts = [newest(files, num_held_out), *([newest(files, num_test)] if num_test else [])]
     if len(set(starts)) < len(starts):
         raise DataError(f"validation and test both begin at {moment_text(starts[0])}: too many rows of column "
                         f"{data.time_column!r} have the same time",
-                        fix="make data.eval_fraction larger, or set data.prepare.validation_from and test_from")
+                        "make data.eval_fraction larger, or set data.prepare.validation_from and test_from")
     return tuple(starts)
 
 
@@ -95,9 +95,9 @@ def check_splits(data: DataSpec, files: Sequence[InputFile]) -> None:
         if not any(_is_named(file, (pattern,)) for file in files):
             names = ", ".join(file.name for file in files[:5]) + (", …" if len(files) > 5 else "")
             raise DataError(f"data.prepare names {pattern!r} for a split, and no file of the input has that name",
-                            fix=f"the files are: {names}")
+                            f"the files are: {names}")
     if all(_split_of_file(data, file) != TRAIN for file in files):
-        raise DataError("data.prepare gives every file to validation or test", fix="leave some to train on")
+        raise DataError("data.prepare gives every file to validation or test", "leave some to train on")
 
 
 def assign_splits(

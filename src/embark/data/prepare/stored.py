@@ -158,7 +158,7 @@ class StoredPreparation:
                     record = finish()
                     if self._settings(store) != settings:  # of a driver that is no more, when another has begun
                         raise UserError(f"{self.uri}: another preparation has begun there",
-                                        fix="wait for it, or set another data.path")
+                                        "wait for it, or set another data.path")
                     folder.put(last=record_path(task.record))
                     return record
             finally:
@@ -172,7 +172,7 @@ class StoredPreparation:
         except NotFound:
             raise UserError(
                 f"{self.uri}: the machine {socket.gethostname()} finds no preparation there",
-                fix="data.path must be in an object store, or in a folder that all machines share") from None
+                "data.path must be in an object store, or in a folder that all machines share") from None
 
 
 def _remove_abandoned(parent: Path) -> None:

@@ -158,7 +158,7 @@ def _damaged(file: InputFile, what: str, at: int, num_out: int, why: str = "") -
     return DataError(
         f"{file.uri}: the gzip file is {what} {at:,} of {file.size_bytes:,} bytes, after "
         f"{num_out:,} bytes of text{why}",
-        fix="copy or download it again: this copy has lost what comes after that",
+        "copy or download it again: this copy has lost what comes after that",
     )
 
 
@@ -167,7 +167,7 @@ def _plain(inputs: Inputs, file: InputFile, start: int, stop: int, piece_bytes: 
         piece = inputs.read(file.uri, start, min(piece_bytes, stop - start))
         if not piece:
             raise DataError(f"{file.uri}: ends at byte {start:,}, and had {file.size_bytes:,} bytes when the "
-                            "preparation began", fix="let nothing write to it, and start again")
+                            "preparation began", "let nothing write to it, and start again")
         start += len(piece)
         yield piece
 

@@ -66,7 +66,7 @@ class CachedParts:
         if largest_bytes > limit_bytes:
             raise DataError(f"{store.uri}: has a part of {largest_bytes / 1e9:.3g} GB, more than data.cache_gb = "
                             f"{limit_bytes / 1e9:.3g}",
-                            fix=f"set data.cache_gb to {2 * largest_bytes / 1e9:.2g} or more")
+                            f"set data.cache_gb to {2 * largest_bytes / 1e9:.2g} or more")
         self._store, self._directory, self._limit_bytes = store, directory, limit_bytes
         self._layout, self._block_rows = layout, block_rows
         self._num_ahead = min(_MAX_AHEAD, limit_bytes // max(1, largest_bytes) - 1)
@@ -181,7 +181,7 @@ class CachedParts:
                 if time.monotonic() - began > _MAX_WAIT_S:
                     raise Fault(f"{self._directory}: no space for {part.file}: other processes use all "
                                 f"{self._limit_bytes / 1e9:.3g} GB",
-                                fix="set data.cache_gb higher, or data.cache_dir to another directory")
+                                "set data.cache_gb higher, or data.cache_dir to another directory")
                 time.sleep(_POLL_S)
         finally:
             if not is_returned:
@@ -202,7 +202,7 @@ class CachedParts:
                 if is_last:
                     raise DataError(
                         f"{self._store.uri.rstrip('/')}/{part.file}: its checksum is {found[:16]}…, the manifest says "
-                        f"{part.sha256[:16]}…", fix=REPAIR,
+                        f"{part.sha256[:16]}…", REPAIR,
                     )
         finally:
             reserved.unlink(missing_ok=True)
@@ -318,7 +318,7 @@ def read_array(path: str, name: str) -> tuple[Array, bytes]:
         data = open_store(path).read(name)
         return np.load(io.BytesIO(data), allow_pickle=False), hashlib.sha256(data).digest()
     except BAD_ARRAY as error:
-        raise DataError(f"{path}/{name}: cannot be read ({error})", fix=REPAIR) from None
+        raise DataError(f"{path}/{name}: cannot be read ({error})", REPAIR) from None
 
 
 def read_items(path: str, manifest: Manifest) -> tuple[Int32s, Int64s]:
@@ -333,7 +333,7 @@ def read_items(path: str, manifest: Manifest) -> tuple[Int32s, Int64s]:
         are_rows = rows[0] > 0 and rows[-1] < item.rows and (rows[1:] > rows[:-1]).all()
         if are_rows and nums.min() >= 0 and nums.any():
             return rows[nums > 0].astype(np.int32), nums[nums > 0].astype(np.int64)
-    raise DataError(f"{path}: the items are not those that the data was prepared with", fix=REPAIR)
+    raise DataError(f"{path}: the items are not those that the data was prepared with", REPAIR)
 
 
 def open_prepared(spec: RunSpec, allocate: Allocate | None = None) -> PreparedSource | SequenceSource:
@@ -366,7 +366,7 @@ def read_manifest(path: str) -> Manifest:
         return _read_manifest(path)
     except NotFound:
         raise DataError(f"{path}: no prepared data: there is no {MANIFEST}",
-                        fix="`embark data prepare SPEC` writes it to data.path") from None
+                        "`embark data prepare SPEC` writes it to data.path") from None
 
 
 def find_manifest(path: str, retry: RetryPolicy) -> tuple[Manifest | None, str]:
@@ -435,4 +435,4 @@ def _inconsistent_parts(manifest: Manifest, wanted: Sequence[Part]) -> list[str]
 def _refuse(path: str, wrong: list[str]) -> None:
     if wrong:
         more = [f"and {len(wrong) - _MAX_NAMED} more"] if len(wrong) > _MAX_NAMED else []
-        raise DataError("\n  ".join([f"{path}: the data is incomplete", *wrong[:_MAX_NAMED], *more]), fix=REPAIR)
+        raise DataError("\n  ".join([f"{path}: the data is incomplete", *wrong[:_MAX_NAMED], *more]), REPAIR)

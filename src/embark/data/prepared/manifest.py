@@ -138,13 +138,13 @@ class Manifest:
             if not VERSION <= head.version <= SEQUENCES_VERSION:
                 raise DataError(f"{where}: its format is version {head.version}, this Embark reads up to "
                                 f"{SEQUENCES_VERSION}",
-                                fix="prepare the data again, or use the Embark that wrote it")
+                                "prepare the data again, or use the Embark that wrote it")
             file = _File.model_validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             reason = f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
             raise DataError(f"{where}: not the manifest of prepared data ({reason})",
-                            fix="`embark data prepare` writes one") from None
+                            "`embark data prepare` writes one") from None
         parts = {split: tuple(Part(p.file, p.rows, p.bytes, p.sha256, p.block_starts)
                               for p in file.parts.get(split, ())) for split in SPLITS}
         return Manifest(file.layout, parts, file.label, file.block_rows, file.settings, file.sources,
@@ -206,7 +206,7 @@ def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
                        *_label_differences(model, manifest)]:
         raise DataError(
             "\n  ".join([f"{spec.data.path}: the data is not what [model] says", *differences]),
-            fix="change [model] so; or leave tables, num_tables, rows_per_table and num_dense out of it, to take "
+            "change [model] so; or leave tables, num_tables, rows_per_table and num_dense out of it, to take "
                 "those of the data; or prepare the data again: embark data prepare SPEC",
         )
     return with_train_defaults(spec.changed(model=model), manifest.num_rows("train"),
@@ -221,7 +221,7 @@ def _model_of_log(spec: RunSpec, manifest: Manifest) -> ModelSpec:
     times = [one.name for one in more]
     if roles.times and not times:
         raise DataError(f"{spec.data.path}: the log was prepared without times, and model.sequence.times names them",
-                        fix="leave it out, or prepare the log again with data.time_column")
+                        "leave it out, or prepare the log again with data.time_column")
     if not model.gives_tables:
         longest = how.max_length + 1
         mean = min(float(longest), about["trained"] / max(1, manifest.num_rows("train")))
@@ -238,7 +238,7 @@ def _model_of_log(spec: RunSpec, manifest: Manifest) -> ModelSpec:
     for table in model.table_list():
         if table.name == roles.history and table.rows < item.rows:
             raise DataError(f"{spec.data.path}: {table.name}: rows = {table.rows:,}, and the log has items up to row "
-                            f"{item.rows - 1:,}", fix=f"{table.name}: rows = {item.rows}; or leave the tables out, to "
+                            f"{item.rows - 1:,}", f"{table.name}: rows = {item.rows}; or leave the tables out, to "
                             "take those of the data")
     return model
 
@@ -250,7 +250,7 @@ def _tables(path: str, layout: Layout) -> tuple[Table, ...]:
     except ValidationError as error:
         bad = error.errors()[0]
         raise DataError(f"{path}: {bad['input']!r} cannot name a table: {bad['msg']}",
-                        fix="rename the column, with letters, digits and underscores, and prepare again") from None
+                        "rename the column, with letters, digits and underscores, and prepare again") from None
 
 
 def _differences(model: ModelSpec, layout: Layout) -> Iterator[str]:

@@ -33,9 +33,9 @@ class OpenPart:
             with path.open("rb") as file:
                 if (size_bytes := os.fstat(file.fileno()).st_size) != part.size_bytes:
                     raise DataError(f"{path}: has {size_bytes:,} bytes, the manifest says {part.size_bytes:,}",
-                                    fix=REPAIR)
+                                    REPAIR)
                 if not size_bytes:  # which cannot be mapped
-                    raise DataError(f"{path}: is empty", fix=REPAIR)
+                    raise DataError(f"{path}: is empty", REPAIR)
                 mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
         except OSError as error:
             raise explain_data(error, path, REPAIR) from None
@@ -61,7 +61,7 @@ class OpenPart:
             num_rows = min(self._block_rows, self._part.rows - index * self._block_rows)
             found = Block.of(self._layout, self._bytes[start:], num_rows)
             if any(offsets[-1] != len(ids) for _, ids, offsets in found.ragged):
-                raise DataError(f"{self._part.file}: block {index} has not as many ids as its rows say", fix=REPAIR)
+                raise DataError(f"{self._part.file}: block {index} has not as many ids as its rows say", REPAIR)
             if len(self._blocks) >= _MOST_BLOCKS:
                 self._blocks.clear()
             self._blocks[index] = found
@@ -155,7 +155,7 @@ class PartVerifier:
                 self._damage = DataError(
                     f"{opened.path}: its checksum is {found[:16]}…, the manifest says {part.sha256[:16]}…: it was "
                     "damaged or replaced, and this run may have trained on it",
-                    fix=f"{REPAIR}; then start over, or from a checkpoint of before this start")
+                    f"{REPAIR}; then start over, or from a checkpoint of before this start")
 
 
 class ReadAhead:

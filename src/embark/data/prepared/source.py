@@ -147,7 +147,7 @@ class PreparedSource:
                 raise DataError(
                     f"table {self._names[number]}: id {ids[at]} of sample {sample} of the batch is not in 0 to "
                     f"{rows - 1}, in {where}",
-                    fix=f"{REPAIR}; then run the same command to resume from the last checkpoint")
+                    f"{REPAIR}; then run the same command to resume from the last checkpoint")
         return batch
 
     def _fill(self, pieces: Sequence[tuple[int | None, BlockSlice]], out: Block) -> None:

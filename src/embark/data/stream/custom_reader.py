@@ -26,7 +26,7 @@ class CustomReader:
             kind = load_user_class(source, self._stream.code)
             if not callable(getattr(kind, "poll", None)):
                 raise UserError(f"{file_of(source)}: {kind.__name__} has no method {_CALL}",
-                                fix="docs/guides/follow.md shows one")
+                                "docs/guides/follow.md shows one")
             self._where = location_of(kind.poll)
             with user_call(f"{file_of(source)}: class {kind.__name__}", "__init__(self, stream)"):
                 self._own: Any = kind(self._stream)
@@ -39,10 +39,10 @@ class CustomReader:
         for pair in found or ():
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise DataError(f"{self._where}: poll returned {pair!r:.80}",
-                                fix="return pairs of an offset and a row, a dictionary or JSON text")
+                                "return pairs of an offset and a row, a dictionary or JSON text")
             if not isinstance(pair[0], int | str | list):
                 raise DataError(f"{self._where}: poll returned the offset {pair[0]!r:.80}",
-                                fix="an offset is saved in checkpoints as JSON: an int, a text or a list of these")
+                                "an offset is saved in checkpoints as JSON: an int, a text or a list of these")
             row = {name: _plain(value) for name, value in pair[1].items()} if isinstance(pair[1], Mapping) else pair[1]
             is_row = isinstance(row, dict | bytes | str)
             messages.append(Message(pair[0], row if is_row else repr(row), why="" if is_row else

@@ -89,7 +89,7 @@ class OrderState:
             return state
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             raise DataError(f"{where}: is not the state of a stream: {to_one_line(error)[:200]}",
-                            fix="remove the checkpoint: the run then resumes from the one before") from None
+                            "remove the checkpoint: the run then resumes from the one before") from None
 
 
 @cache

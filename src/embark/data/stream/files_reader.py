@@ -128,13 +128,13 @@ class FilesReader:
             data = self._store.read(name)[:size]
         except NotFound as error:
             if num_rows is None or first < num_rows:
-                raise DataError(f"{self._path}/{name}: {error.what}", fix=_PUT_BACK) from None
+                raise DataError(f"{self._path}/{name}: {error.what}", _PUT_BACK) from None
             return
         if num_rows is None or crc32(data) == checksum:
             rows, why = read_rows(name, data)
             self._add(name, rows, first, why, data)
         elif first < num_rows:
-            raise DataError(f"{self._path}/{name}: was rewritten since the run's checkpoint", fix=_PUT_BACK)
+            raise DataError(f"{self._path}/{name}: was rewritten since the run's checkpoint", _PUT_BACK)
 
     def _know(self, name: str, file: Sequence[int]) -> None:
         self._known = {**self._known, name: file}
@@ -165,7 +165,7 @@ def read_records(path: str) -> Iterator[Row | bytes]:
     for one in names:
         rows, why = read_rows(one, store.read(one))
         if why and not rows:
-            raise DataError(f"{path}: {one}: {why}", fix="JSON Lines, CSV or Parquet")
+            raise DataError(f"{path}: {one}: {why}", "JSON Lines, CSV or Parquet")
         yield from (value for value, _ in rows)
         if why:
             yield b""

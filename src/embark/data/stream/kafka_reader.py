@@ -37,10 +37,10 @@ class KafkaReader:
                 about = self._consumer.list_topics(topic, timeout=_LIST_S).topics[topic]
             except KafkaException as error:
                 raise Fault(f"Kafka at {', '.join(self._stream.servers)}: {error.args[0]}",
-                            fix="start the broker, and run the same command again") from None
+                            "start the broker, and run the same command again") from None
             if about.error or not about.partitions:
                 raise UserError(f"stream.topics: no topic {topic} at {', '.join(self._stream.servers)}",
-                                fix="make the topic, or correct its name")
+                                "make the topic, or correct its name")
             for number in about.partitions:
                 last = offsets.get(f"{topic}/{number}")
                 first = OFFSET_BEGINNING if self._stream.start == "earliest" else OFFSET_END
@@ -73,7 +73,7 @@ class KafkaReader:
             if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
                 raise DataError(f"Kafka topic {message.topic()}, partition {message.partition()}: it no longer has the "
                                 f"records that follow the run's checkpoint ({error.str()})",
-                                fix="keep records longer than a trainer may be away; --fresh starts a new run at "
+                                "keep records longer than a trainer may be away; --fresh starts a new run at "
                                     "stream.start")
             self._problem = str(error.str())
             return

@@ -127,18 +127,18 @@ class NatsReader:
             stream = await js.find_stream_name_by_subject(topic)
         except NotFoundError:
             raise UserError(f"stream.topics: {topic} is in no JetStream stream of {', '.join(self._stream.servers)}",
-                            fix="embark follow SPEC --make-streams makes it; or name a subject of a stream") from None
+                            "embark follow SPEC --make-streams makes it; or name a subject of a stream") from None
         info = await js.stream_info(stream)
         state = info.state
         if info.config.retention == RetentionPolicy.WORK_QUEUE:  # it takes no consumer that acknowledges many at once
             raise UserError(f"NATS stream {stream}, which has stream.topics {topic}, is a work queue",
-                            fix="name a subject of a stream with --retention limits")
+                            "name a subject of a stream with --retention limits")
         if last and state.first_seq > last + 1:
             raise DataError(f"NATS stream {stream} no longer has the records {last + 1:,} to {state.first_seq - 1:,}, "
-                            "which the run has not trained on", fix=_LOST)
+                            "which the run has not trained on", _LOST)
         if state.last_seq < last:
             raise DataError(f"NATS stream {stream} ends at record {state.last_seq:,}, and the run's checkpoint has "
-                            f"record {last:,}: it is another stream", fix=_LOST)
+                            f"record {last:,}: it is another stream", _LOST)
         name = re.sub(r"[^A-Za-z0-9_-]", "-", f"{self._name}-{topic}")
         for consumer in await js.consumers_info(stream):
             if re.fullmatch(rf"{name}(-[0-9a-f]{{8}})?", consumer.name):
@@ -178,7 +178,7 @@ async def _make_streams(stream: StreamSpec, name: str, options: JsonMap) -> list
             if max_age_s and max_age_s < kept_s:
                 raise UserError(f"NATS stream {found} keeps records for {max_age_s / 3600:g} h, and "
                                 f"stream.retention_hours is {stream.retention_hours:g}",
-                                fix=f"nats stream edit {found} --max-age {stream.retention_hours:g}h, or a smaller "
+                                f"nats stream edit {found} --max-age {stream.retention_hours:g}h, or a smaller "
                                     "value")
     finally:
         await client.close()
@@ -194,5 +194,5 @@ async def _connected(stream: StreamSpec, options: JsonMap) -> Any:
         except Exception as error:  # whatever it is, the broker does not answer yet
             if time.monotonic() > until_s:
                 raise Fault(f"{', '.join(stream.servers)} does not answer: {type(error).__name__} {error}",
-                            fix="start the broker, or correct stream.servers") from None
+                            "start the broker, or correct stream.servers") from None
             await asyncio.sleep(_RETRY_S)

@@ -42,7 +42,7 @@ def make_streams(spec: RunSpec) -> list[str]:
     """Make the NATS streams of `stream.topics` that do not exist; return their names."""
     if spec.stream.source != "nats":
         raise UserError(f'--make-streams: stream.source is "{spec.stream.source}"',
-                        fix="leave it out; topics of Kafka are made with its own tools")
+                        "leave it out; topics of Kafka are made with its own tools")
     _check_servers(spec)
     with _needs_client("nats"):
         from . import nats_reader
@@ -52,7 +52,7 @@ def make_streams(spec: RunSpec) -> list[str]:
 def _check_servers(spec: RunSpec) -> None:
     if spec.stream.source == "nats" and not spec.stream.servers:
         raise UserError("stream.servers: is empty, which is for a broker that `embark render` deploys",
-                        fix="name the broker's address, such as nats://127.0.0.1:4222")
+                        "name the broker's address, such as nats://127.0.0.1:4222")
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def _needs_client(source: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise MissingPackage(f'stream.source = "{source}" needs {error.name}, which is not installed',
-                             fix=f"pip install 'embark-rec[{source}]'") from None
+                             f"pip install 'embark-rec[{source}]'") from None
 
 
 def client_options() -> JsonDict:
@@ -72,4 +72,4 @@ def client_options() -> JsonDict:
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{OPTIONS} = {path}: {error}", fix="name a TOML file with the client's options") from None
+        raise UserError(f"{OPTIONS} = {path}: {error}", "name a TOML file with the client's options") from None

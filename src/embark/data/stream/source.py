@@ -86,7 +86,7 @@ class StreamSource:
         step = checkpoint.step
         if STREAM_FILE not in checkpoint.files:
             raise UserError(f"the checkpoint of step {step} has no state of a stream: the run was trained on its data",
-                            fix="start another run with train.warm_start, which takes its weights")
+                            "start another run with train.warm_start, which takes its weights")
         path = f"{checkpoint.name}/{STREAM_FILE}"
         state = OrderState.from_json(checkpoints.store.read(path), checkpoints.store.where(path))
         self._order = EventOrder(self._settings, state)
@@ -111,7 +111,7 @@ class StreamSource:
                 raise StreamStopped
             if start < self._next:
                 raise DataError(f"rows {start:,} to {stop - 1:,} of the stream are no longer in memory",
-                                fix="the records before the offsets of the next checkpoint have them")
+                                "the records before the offsets of the next checkpoint have them")
             try:
                 batch = self._make(stop - start)
             except BaseException:
@@ -134,7 +134,7 @@ class StreamSource:
         values = list(read_records(path))
         raw = parsed(self._parse, [row for value in values if (row := json_object(value)) is not None])
         if not len(raw):
-            raise DataError(f"{path}: has no row that can be read", fix="labelled rows with the columns of the stream")
+            raise DataError(f"{path}: has no row that can be read", "labelled rows with the columns of the stream")
         return self._batch(raw), len(values) - len(raw)
 
     def trained(self, step: int) -> None:
@@ -202,7 +202,7 @@ class StreamSource:
                 self._keep_letter(partition, message, why)
             elif (labels := self._labels_alone(WINDOW)) and None not in map(
                     checked.value.get, self._check.columns):  # type: ignore[union-attr]  # it is a row
-                raise DataError(f"no record of the stream can be trained on: {labels}", fix=LABELS_FIX)
+                raise DataError(f"no record of the stream can be trained on: {labels}", LABELS_FIX)
             self._look_at_drops()
 
     def _labels_alone(self, least: int = 1) -> str:
@@ -333,13 +333,13 @@ class DropWatch:
         if is_much and not has_trained and self._num_dropped >= num_records:
             raise DataError(f"none of the first {format_count(num_records)} records of the stream can be trained "
                             f"on: {_counted(self._reasons)}",
-                            fix="name the label, the dense columns and the tables as the records do: "
+                            "name the label, the dense columns and the tables as the records do: "
                                 "docs/guides/follow.md" + (f"; {letters} has some of them" if letters else ""))
         if num_dropped > self._max_share * num:
             raise DataError(f"{format_count(num_dropped)} of the last {format_count(num)} records of the stream cannot "
                             f"be trained on, more than stream.max_dropped_share = {self._max_share:g}: "
                             f"{_counted(self._newest)}",
-                            fix=f"correct what sends them{f' ({letters} has some)' if letters else ''}, or set a "
+                            f"correct what sends them{f' ({letters} has some)' if letters else ''}, or set a "
                                 "larger share")
         if is_much and not self._has_warned:
             warn(f"{format_count(num_dropped)} of the last {format_count(max(num, num_dropped))} records of the stream "

@@ -99,5 +99,5 @@ def _client() -> Any:
         import prometheus_client
     except ImportError as error:
         raise MissingPackage("a Prometheus endpoint needs the prometheus-client package, which is not installed",
-                             fix='pip install "embark-rec[prometheus]"') from error
+                             'pip install "embark-rec[prometheus]"') from error
     return prometheus_client

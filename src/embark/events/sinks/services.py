@@ -48,7 +48,7 @@ def require_packages(problem: str, extra: str, *modules: str) -> None:
     except ModuleNotFoundError:
         is_here = False
     if not is_here:
-        raise MissingPackage(problem, fix=f'pip install "embark-rec[{extra}]"')
+        raise MissingPackage(problem, f'pip install "embark-rec[{extra}]"')
 
 
 def batched(rows: Sequence[Any], num: int) -> Iterator[Sequence[Any]]:

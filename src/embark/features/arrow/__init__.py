@@ -5,4 +5,4 @@ from embark.errors import MissingPackage
 try:
     import pyarrow  # noqa: F401
 except ImportError as error:
-    raise MissingPackage("pyarrow reads delimited text and Parquet", fix="pip install 'embark-rec[columns]'") from error
+    raise MissingPackage("pyarrow reads delimited text and Parquet", "pip install 'embark-rec[columns]'") from error

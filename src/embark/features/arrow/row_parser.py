@@ -238,7 +238,7 @@ def _in_column(where: str, name: str) -> Iterator[None]:
         yield
     except DataError as error:
         raise DataError(f"{where}: column {name!r} {error.what}",
-                        fix="leave it out, or give it another role in [data.prepare]") from None
+                        "leave it out, or give it another role in [data.prepare]") from None
 
 
 def _why(name: str, cell: Any, what: str) -> str:

@@ -105,7 +105,7 @@ def _parsed(array: Any, format: str, cells: CellParser) -> Times:
         return _of_text(as_text(cells.without_missing(array)), format)
     if format not in (found := _formats_of_type(array.type)) and found:
         raise DataError(f"holds {array.type}, and the first file's holds {meaning_of_format(format)}",
-                        fix="write the column alike in every file")
+                        "write the column alike in every file")
     if types.is_timestamp(array.type) or types.is_date(array.type):
         array = array.cast(pa.timestamp("us", getattr(array.type, "tz", None)), safe=False)
         micros = np.asarray(array.cast(pa.int64()).fill_null(0))

@@ -98,10 +98,10 @@ class CloudCommands:
             try:
                 self.shell.ask([program, "-V" if program == "ssh" else "--version"])
             except UserError as error:
-                raise UserError(error.what, fix=where) from error
+                raise UserError(error.what, where) from error
         if not (done := self.ask("identity")).is_ok:
             said = to_one_line(done.err)[:300] or "nobody is logged in"
-            raise UserError(f"{self.name}: {said}", fix=LOGINS[self.name]["fix"])
+            raise UserError(f"{self.name}: {said}", LOGINS[self.name]["fix"])
 
 
 class Cloud(CloudCommands, ABC):
@@ -177,7 +177,7 @@ class Aws(Cloud):
         location, found = job.location, from_environment(AMI=aws.AMI, SUBNET_ID="")
         if aws.num_cards(job) > 1 and not found["SUBNET_ID"]:
             raise UserError(f"{job.machine.name} has several network cards, and so no public address",
-                            fix="set SUBNET_ID to a private subnet with a NAT gateway")
+                            "set SUBNET_ID to a private subnet with a NAT gateway")
         return {**found, "REGION": location.region, "ZONE": location.zone, "NAME": job.name}
 
     def steps(self) -> list[Step]:
@@ -190,7 +190,7 @@ class Aws(Cloud):
             found = self.ask(job_words(self.job, "find_subnet")).out.strip()
             if found in ("", "None") and not self.shell.is_dry:
                 raise UserError(f"the account has no default subnet in {self.values['ZONE']}",
-                                fix="set SUBNET_ID to one of yours")
+                                "set SUBNET_ID to one of yours")
             self.values["SUBNET_ID"] = found or "SUBNET_ID"
         vpc = self.ask(job_words(self.job, "find_vpc")).out.strip() or "VPC_ID"
         group = self.ask(job_words(self.job, "find_group"), vpc=vpc).out.strip()
@@ -307,7 +307,7 @@ class Azure(Cloud):
             return str(ip_address(found))
         except ValueError:
             raise UserError("the public address of this machine is not known, and ssh is opened to no other",
-                            fix="set EMBARK_SSH_FROM to it, or to a range such as 203.0.113.0/24") from None
+                            "set EMBARK_SSH_FROM to it, or to a range such as 203.0.113.0/24") from None
 
 
 class Gcp(Cloud):
@@ -355,7 +355,7 @@ def from_environment(**defaults: str) -> dict[str, str]:
 def gcp_project(job: Job) -> str:
     project = job.spec.place.account or os.getenv("PROJECT", "")
     if not project:
-        raise UserError("no Google Cloud project is set", fix="--set place.account=PROJECT")
+        raise UserError("no Google Cloud project is set", "--set place.account=PROJECT")
     return project
 
 
@@ -363,11 +363,11 @@ def command_error(cloud: str, done: CommandResult) -> EmbarkError:
     """Explain a failed command of a cloud's command line."""
     said = to_one_line(done.err or done.out)[-400:]
     if done.has_timed_out:
-        return Fault(f"{cloud} did not answer in time: {said}", fix="embark status checks again")
+        return Fault(f"{cloud} did not answer in time: {said}", "embark status checks again")
     known = explain("cloud", done.err, login=LOGINS[cloud]["fix"])
     if known:
-        return UserError(f"{cloud}: {known[0].text} ({said})", fix=known[0].fix)
-    return Fault(f"{cloud}: {said or f'exit code {done.code}'}", fix="see the cloud's own message")
+        return UserError(f"{cloud}: {known[0].text} ({said})", known[0].fix)
+    return Fault(f"{cloud}: {said or f'exit code {done.code}'}", "see the cloud's own message")
 
 
 def _values(machine: Machine) -> dict[str, str]:

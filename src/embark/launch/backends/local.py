@@ -50,7 +50,7 @@ class Local(LaunchBackend):
         name = request.handle.name
         if self.status(request.handle).state == "running":
             raise UserError(f"{name} already runs on this machine",
-                            fix=f"embark logs {name} --follow; embark cancel {name}")
+                            f"embark logs {name} --follow; embark cancel {name}")
 
     def submit(self, request: LaunchRequest) -> None:
         handle, folder = request.handle, request.handle.folder
@@ -67,7 +67,7 @@ class Local(LaunchBackend):
         done = self._supervise(handle, "start", "--fresh")
         if not done.is_ok or SupervisorState.parse(done.out).is_lost:
             raise Fault(f"{handle.name} did not start: {to_one_line(done.err)[-500:]}",
-                        fix="embark train runs it in the foreground")
+                        "embark train runs it in the foreground")
 
     def status(self, handle: RunHandle) -> Status:
         state = self._state(handle)

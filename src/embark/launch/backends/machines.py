@@ -78,7 +78,7 @@ class MachinesBackend(LaunchBackend):
         root = request.spec.store.root
         if "://" not in root:
             raise UserError(f"store.root = {root}: checkpoints there would be deleted with the machine",
-                            fix="--set store.root= to a bucket: s3://…, az://… or gs://…")
+                            "--set store.root= to a bucket: s3://…, az://… or gs://…")
 
     def submit(self, request: LaunchRequest) -> None:
         folder = request.handle.folder

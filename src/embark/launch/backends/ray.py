@@ -156,7 +156,7 @@ class Ray(LaunchBackend):
         where = ray_address()
         if not where:
             raise UserError("no Ray cluster is set",
-                            fix="export RAY_ADDRESS=http://HEAD:8265; ray start --head starts one here; or name a "
+                            "export RAY_ADDRESS=http://HEAD:8265; ray start --head starts one here; or name a "
                                 "place.machine, and it goes to Kubernetes as a RayJob")
         share, title, price = self._share(spec, where)
         identity = f"embark-{dns_label(spec.name)}-{int(time.time())}"
@@ -337,5 +337,5 @@ def _headers() -> dict[str, str]:
             found |= {str(key): str(value) for key, value in json.loads(given).items()}
         except (ValueError, AttributeError) as error:
             raise UserError("RAY_JOB_HEADERS is no JSON object",
-                            fix="such as '{\"Authorization\": \"Bearer …\"}'") from error
+                            "such as '{\"Authorization\": \"Bearer …\"}'") from error
     return found

@@ -198,8 +198,8 @@ def _jobs(handle: RunHandle, job_id: str) -> list[str]:
 def _error(done: CommandResult) -> EmbarkError:
     said = to_one_line(done.err)[-300:]
     found = explain("slurm", said)
-    return UserError(f"{found[0].text}: {said}", fix=found[0].fix) if found else \
-        Fault(f"Slurm refuses: {said}", fix="try the command again")
+    return UserError(f"{found[0].text}: {said}", found[0].fix) if found else \
+        Fault(f"Slurm refuses: {said}", "try the command again")
 
 
 def _seconds(job: dict[str, str], name: str) -> float | None:

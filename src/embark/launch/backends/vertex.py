@@ -84,7 +84,7 @@ class Vertex(LaunchBackend):
     def check(self, request: LaunchRequest) -> None:
         if not request.spec.place.image and not self._shell.is_dry:
             raise UserError("place.image is not set: Vertex AI has no image to pull",
-                            fix="embark image SPEC --tag REGION-docker.pkg.dev/PROJECT/REPOSITORY/embark:1 --push "
+                            "embark image SPEC --tag REGION-docker.pkg.dev/PROJECT/REPOSITORY/embark:1 --push "
                                 "builds, pushes and sets it")
         found = self._find(request.handle, f'display_name="{request.handle.where["display_name"]}"')
         same = [job for job in found if state_of(job) in ACTIVE and LABEL in (job.get("labels") or {})]
@@ -178,7 +178,7 @@ class Vertex(LaunchBackend):
         except (KeyError, TypeError):
             raise client.error(response, "accept it") from None
         reason = explain_message(said, region=region, project=project)
-        raise UserError(f"Vertex AI refused it: {reason.text}", fix=reason.fix)
+        raise UserError(f"Vertex AI refused it: {reason.text}", reason.fix)
 
     def _entries(self, handle: RunHandle, condition: str) -> Iterator[JsonDict]:
         """Return the job's entries in Cloud Logging, by time."""
@@ -213,16 +213,16 @@ class Vertex(LaunchBackend):
             from google.auth.transport.requests import Request
         except ImportError as error:
             raise MissingPackage("Google's credentials library is not installed",
-                                 fix="pip install 'embark-rec[vertex]'") from error
+                                 "pip install 'embark-rec[vertex]'") from error
         try:
             if self._credentials is None:
                 self._credentials = google.auth.default(scopes=SCOPES)[0]
             if not self._credentials.valid:
                 self._credentials.refresh(Request())  # type: ignore[no-untyped-call]
         except DefaultCredentialsError as error:
-            raise UserError("nobody is logged in to Google Cloud here", fix=LOGIN) from error
+            raise UserError("nobody is logged in to Google Cloud here", LOGIN) from error
         except GoogleAuthError as error:
-            raise UserError(f"Google Cloud refuses your credentials: {error}", fix=LOGIN) from error
+            raise UserError(f"Google Cloud refuses your credentials: {error}", LOGIN) from error
         return {"Authorization": f"Bearer {self._credentials.token}"}
 
 

@@ -199,7 +199,7 @@ class JaxBackend:
         line = text.splitlines()[0] if text else ""
         if "RESOURCE_EXHAUSTED" in text:
             return UserError(f"out of device memory: {line}",
-                             fix='a smaller train.batch_size, train.table_dtype = "fp16", or more devices')
+                             'a smaller train.batch_size, train.table_dtype = "fp16", or more devices')
         if any(sign in text.lower() for sign in LOST_PEER):
-            return Fault(f"a process was lost: {line}", fix="start the run again: it resumes from its last checkpoint")
+            return Fault(f"a process was lost: {line}", "start the run again: it resumes from its last checkpoint")
         return None

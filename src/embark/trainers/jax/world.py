@@ -128,7 +128,7 @@ class World:
             client.key_value_delete(f"{about}/{self.rank}")
         except RuntimeError as error:
             raise Fault(f"a process was lost: {str(error).splitlines()[0]}",
-                        fix="start the run again: it resumes from its last checkpoint") from error
+                        "start the run again: it resumes from its last checkpoint") from error
         return [pickle.loads(text) for text in texts]
 
 
@@ -163,7 +163,7 @@ def _devices(place: PlaceSpec) -> list[jax.Device]:
             raise Fault(f"JAX could not start its devices: {str(error).splitlines()[0]}") from error
         raise UserError(f'place.device = "{place.device}" asks for TPUs, and JAX sees none here: '
                         f"{str(error).splitlines()[0]}",
-                        fix="""pip install 'embark-rec[tpu]' on a machine with TPUs; or place.device = "jax" """
+                        """pip install 'embark-rec[tpu]' on a machine with TPUs; or place.device = "jax" """
                             "takes whatever JAX finds") from error
     return devices
 
@@ -182,7 +182,7 @@ def _join_others(place: PlaceSpec) -> bool:
     except RuntimeError as error:
         raise Fault(f"process {rank or 0} of {processes or 'a slice'} could not join the others: "
                     f"{str(error).splitlines()[0]}",
-                    fix="start all processes with one coordinator address that they can all reach") from error
+                    "start all processes with one coordinator address that they can all reach") from error
     return True
 
 
@@ -215,7 +215,7 @@ def _described() -> tuple[str | None, int | None, int | None]:
         number = _number(size)
         if number > 1 and address is None:
             raise UserError(f"{size} is {number}, and nothing names the coordinator",
-                            fix="set JAX_COORDINATOR_ADDRESS=host:port, or MASTER_ADDR and MASTER_PORT")
+                            "set JAX_COORDINATOR_ADDRESS=host:port, or MASTER_ADDR and MASTER_PORT")
         return address, number, _number(rank)
     return None, None, None
 
@@ -224,6 +224,6 @@ def _number(name: str) -> int:
     text = os.getenv(name, "")
     if not text.isdigit():
         raise UserError(f"the environment's {name} is {text!r}, not a number",
-                        fix="JAX_NUM_PROCESSES and JAX_PROCESS_ID, or WORLD_SIZE and RANK, are set together")
+                        "JAX_NUM_PROCESSES and JAX_PROCESS_ID, or WORLD_SIZE and RANK, are set together")
     return int(text)
 

@@ -113,7 +113,7 @@ class _FastLookup:
             name = tbe.table_names[tbe.feature_table_map[bad_feature]]
             num_rows = int(tbe.rows_per_table[bad_feature])
             raise DataError(f"an id looked up in table {name} is not in 0..{num_rows - 1}",
-                            fix="hash or clip ids to the table's rows when the data is prepared")
+                            "hash or clip ids to the table's rows when the data is prepared")
 
     def _bad_feature(self, indices: Tensor, offsets: Tensor, one_id: bool) -> int | None:
         num_rows = self.tbe.rows_per_table

@@ -78,7 +78,7 @@ def make_plan(model: nn.Module, sharders: list[Any], spec: RunSpec, world: World
     except PlannerError as error:
         raise UserError(
             f"the tables do not fit {world.world_size} × {world.device_name}: {first_line(error)}",
-            fix="more ranks, smaller tables, train.table_dtype = \"fp16\", or a smaller train.memory_reserve",
+            "more ranks, smaller tables, train.table_dtype = \"fp16\", or a smaller train.memory_reserve",
         ) from error
 
 

@@ -75,7 +75,7 @@ def _lists(task: Task, output: Tensor, label: Tensor, is_there: Tensor) -> tuple
     """Return scores and relevances, [lists, list_size]; rows without a label have a score too small to be chosen."""
     if len(label) % task.list_size:
         raise UserError(f"task {task.name}: {len(label)} rows, a rank's part of the batch, are not whole lists of "
-                        f"{task.list_size}", fix="train.batch_size must be a multiple of list_size times the ranks")
+                        f"{task.list_size}", "train.batch_size must be a multiple of list_size times the ranks")
     scores = torch.where(is_there, output, _NOT_THERE)
     return scores.view(-1, task.list_size), label.view(-1, task.list_size)
 

@@ -109,7 +109,7 @@ def join(place: PlaceSpec) -> Iterator[World]:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise Fault(f"rank {rank} of {world_size} could not join the others: {error}",
-                    fix="start all ranks with torchrun, with one rendezvous endpoint they can all reach") from error
+                    "start all ranks with torchrun, with one rendezvous endpoint they can all reach") from error
     try:
         yield World(rank, world_size, local_rank, local_world_size, device, timeout)
     except RuntimeError as error:  # raised before the run's log was open
@@ -148,7 +148,7 @@ def _env(name: str, default: int) -> int:
     try:
         return int(text) if text else default
     except ValueError as error:
-        raise UserError(f"the environment's {name} is {text!r}, not a number", fix="start with torchrun") from error
+        raise UserError(f"the environment's {name} is {text!r}, not a number", "start with torchrun") from error
 
 
 def _device(place: PlaceSpec, local_rank: int) -> torch.device:
@@ -157,10 +157,10 @@ def _device(place: PlaceSpec, local_rank: int) -> torch.device:
         return torch.device("cpu")
     if not num_gpus:
         raise UserError('place.device is "cuda", and torch sees no GPU here',
-                        fix='`embark doctor` says why; or set place.device = "auto"')
+                        '`embark doctor` says why; or set place.device = "auto"')
     if local_rank >= num_gpus:
         raise UserError(f"local rank {local_rank} has no GPU: this machine has {num_gpus}",
-                        fix=f"torchrun --nproc_per_node={num_gpus}")
+                        f"torchrun --nproc_per_node={num_gpus}")
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
@@ -177,10 +177,10 @@ def explain(error: Exception) -> EmbarkError | None:
     text = str(error)
     if isinstance(error, torch.OutOfMemoryError):
         return UserError(f"out of GPU memory: {text.splitlines()[0]}",
-                         fix=LESS_MEMORY)
+                         LESS_MEMORY)
     if "DefaultCPUAllocator" in text or "not enough memory" in text:
-        return UserError(f"out of host memory: {text.splitlines()[0]}", fix=LESS_MEMORY)
+        return UserError(f"out of host memory: {text.splitlines()[0]}", LESS_MEMORY)
     if isinstance(error, dist.DistError) or any(sign in text.lower() for sign in LOST_PEER):
         return Fault(f"a rank was lost: {text.splitlines()[0]}",
-                     fix="start the run again: it resumes from its last checkpoint")
+                     "start the run again: it resumes from its last checkpoint")
     return user_error(error)

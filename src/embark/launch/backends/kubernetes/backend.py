@@ -69,11 +69,11 @@ class Kubernetes(LaunchBackend):
         queue = str(handle.where["queue"])
         if queue and not kubectl.has("localqueues.kueue.x-k8s.io", queue):
             raise UserError(f"the namespace {place.namespace} has no queue {queue}",
-                            fix=CONTRACT if place.is_existing else
+                            CONTRACT if place.is_existing else
                             "embark render writes kueue.yaml: kubectl apply -f it once, or leave place.queue out")
         if (claim := handle.where["claim"]) and not kubectl.has("persistentvolumeclaims", claim):
             raise UserError(f"the claim {claim} does not exist in namespace {place.namespace}",
-                            fix=CONTRACT if place.is_existing else "embark render writes storage.sh: run it once")
+                            CONTRACT if place.is_existing else "embark render writes storage.sh: run it once")
 
     def submit(self, request: LaunchRequest) -> None:
         """Apply the manifest, after the server has validated all of it."""
@@ -146,7 +146,7 @@ class Kubernetes(LaunchBackend):
             return False
         if not is_there and request.spec.place.is_existing:
             raise UserError(f"the cluster has no namespace {namespace}",
-                            fix=CONTRACT)
+                            CONTRACT)
         if not is_there:
             request.record(Resource(f"namespace {namespace}", kubectl.cluster.line("delete", "namespace", namespace)))
             kubectl.make_namespace()
@@ -231,7 +231,7 @@ class Kubernetes(LaunchBackend):
 def require_image(spec: RunSpec, shell: Shell) -> None:
     if not spec.place.image and not shell.is_dry:
         raise UserError("place.image is not set: the cluster has no image to pull",
-                        fix="embark image SPEC --tag REGISTRY/embark:1 --push builds, pushes and sets it")
+                        "embark image SPEC --tag REGISTRY/embark:1 --push builds, pushes and sets it")
 
 
 def _without_namespace(text: str) -> str:

@@ -45,7 +45,7 @@ class Cluster:
         """Return the name of kubectl's current cluster; empty on a dry run. Raises if it has none."""
         done = shell.ask([*Cluster(kubeconfig=self.kubeconfig).words, "config", "current-context"])
         if not done.is_ok:
-            raise UserError("kubectl has no current cluster", fix=self.fix("no cluster"))
+            raise UserError("kubectl has no current cluster", self.fix("no cluster"))
         return done.out.strip()
 
     def error(self, done: CommandResult) -> EmbarkError:
@@ -178,5 +178,5 @@ def _object(text: str) -> JsonDict | None:
     try:
         read = json.loads(text)
     except ValueError as error:
-        raise Fault(f"kubectl printed no JSON: {to_one_line(text)[:200]}", fix="try again") from error
+        raise Fault(f"kubectl printed no JSON: {to_one_line(text)[:200]}", "try again") from error
     return read if isinstance(read, dict) else None

@@ -59,16 +59,16 @@ class KubernetesServer(Kubernetes):
         for secret, command in secret_commands(spec, handle.where["instance"]).items():
             if not self._has(handle, "secrets", secret, otherwise=True):
                 is_new = not self._has(handle, "namespaces", namespace, otherwise=True)
-                raise UserError(f"the namespace {namespace} has no Secret {secret}", fix=(
+                raise UserError(f"the namespace {namespace} has no Secret {secret}", (
                     f"kubectl create namespace {namespace}; " if is_new else "") + command)
         account = spec.serve.service_account
         if spec.place.is_existing and not self._has(handle, "serviceaccounts", account, otherwise=True):
             raise UserError(f"the namespace {namespace} has no service account {account}, as which the servers read",
-                            fix=f"kubectl create serviceaccount {account} --namespace={namespace}, or set "
+                            f"kubectl create serviceaccount {account} --namespace={namespace}, or set "
                                 "serve.service_account")
         if spec.serve.autoscaler == "adapter" and not self._has(handle, "apiservices", CUSTOM_METRICS, otherwise=True):
             raise UserError('serve.autoscaler = "adapter": the cluster serves no custom metrics',
-                            fix='"hpa" goes by CPU alone; or install an adapter, such as prometheus-adapter')
+                            '"hpa" goes by CPU alone; or install an adapter, such as prometheus-adapter')
         if spec.place.target != "kserve":
             self._check_room(request, surge_of(spec) if found else spec.serve.min_replicas, is_rollout=bool(found))
 
@@ -90,7 +90,7 @@ class KubernetesServer(Kubernetes):
             handle, "configmaps", "cluster-autoscaler-status", otherwise=False, namespace="kube-system")
         if is_rollout and not grows:
             raise UserError(f"the rollout would not end: it starts {what}",
-                            fix="--set serve.max_surge=0 ends a replica before the next one starts; or add a node")
+                            "--set serve.max_surge=0 ends a replica before the next one starts; or add a node")
         self._notify(f"it starts {what}: the others wait for nodes")
 
     def _has(self, handle: RunHandle, kind: str, name: str, *, otherwise: bool, namespace: str = "") -> bool:

@@ -195,7 +195,7 @@ def _base(found: DeviceRates) -> Calibration:
         gpu = match_gpu(found.device, found.device_bytes, load_catalog())
         if gpu is None:
             raise UserError(f"{found.device}: the catalog has no such accelerator",
-                            fix="embark catalog list shows those that can be planned for")
+                            "embark catalog list shows those that can be planned for")
         device = gpu.name
     return Calibration(device, found.device, datetime.date.today().isoformat(), found.versions, found.rates, {}, {})
 

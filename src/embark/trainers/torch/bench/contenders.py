@@ -90,7 +90,7 @@ class Stock(TorchContender):
 
     def __init__(self, spec: RunSpec, world: World, batches: list[Batch], *, is_bf16: bool) -> None:
         if not spec.model.num_dense:
-            raise UserError("TorchRec's DLRM has no form without dense features", fix="set model.num_dense")
+            raise UserError("TorchRec's DLRM has no form without dense features", "set model.num_dense")
         super().__init__(f"stock TorchRec, {'bf16 autocast' if is_bf16 else 'fp32'}", world.device)
         self._is_bf16 = is_bf16
         torch.manual_seed(0)

@@ -27,7 +27,7 @@ def bench(spec: RunSpec, *, seconds: float, peers: bool, progress: Callable[[str
     """Return samples a second of each contender, and how Embark's compare; `seconds` is for each contender."""
     with join(spec.place) as world:
         if world.world_size > 1:
-            raise UserError("embark bench measures one process", fix="run it without torchrun")
+            raise UserError("embark bench measures one process", "run it without torchrun")
         precision = precision_on(spec.train, world.device)
         set_matmul_precision("tf32")  # the peers' best
         spec = resolve_from_data(spec)

@@ -138,7 +138,7 @@ def row_shards(tables: ShardedEmbeddingBagCollection, ids: IdMap) -> list[RowSha
                 continue
             if getattr(batch, "weights_uvm", torch.empty(0)).numel():
                 raise UserError("a dynamic table does not fit the memory of its GPU",
-                                fix="a smaller capacity, more GPUs, or train.table_dtype = \"fp16\"")
+                                "a smaller capacity, more GPUs, or train.table_dtype = \"fp16\"")
             weights, states = batch.split_embedding_weights(), batch.split_optimizer_states()
             for at, table in enumerate(kernel._config.embedding_tables):
                 if table.name in numbers and weights[at].numel():

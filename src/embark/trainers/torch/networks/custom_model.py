@@ -64,7 +64,7 @@ class CustomNetwork(nn.Module):
             found = user_error(error)
             where, what = (found.what.partition(": ")[0] if found else where), f" ({error})"
         raise UserError(f"{where}: forward makes NaN or infinity of finite inputs and weights{what}",
-                        fix="keep logarithms, roots and divisions away from 0, such as with torch.clamp or an epsilon")
+                        "keep logarithms, roots and divisions away from 0, such as with torch.clamp or an epsilon")
 
 
 def load_network(model: ModelSpec) -> nn.Module:
@@ -72,18 +72,18 @@ def load_network(model: ModelSpec) -> nn.Module:
     kind = load_user_class(model.kind, model.code)
     if not issubclass(kind, nn.Module):
         raise UserError(f"{file_of(model.kind)}: {kind.__name__} is not a torch.nn.Module",
-                        fix=f"class {kind.__name__}(torch.nn.Module)")
+                        f"class {kind.__name__}(torch.nn.Module)")
     with user_call(f"{file_of(model.kind)}: class {kind.__name__}", "__init__(self, model)"):
         network: nn.Module = kind(model)
     if kind.forward is nn.Module.forward and "forward" not in vars(network):
         raise UserError(f"{file_of(model.kind)}: {kind.__name__} has no method forward(dense, pooled)",
-                        fix="docs/guides/custom-models.md shows one")
+                        "docs/guides/custom-models.md shows one")
     if lazy := [name for name, value in (*network.named_parameters(), *network.named_buffers()) if is_lazy(value)]:
         raise UserError(f"{file_of(model.kind)}: {lazy[0]} of {kind.__name__} has no shape before the first batch",
-                        fix="a layer with its widths, such as torch.nn.Linear(width, 1), instead of a lazy one")
+                        "a layer with its widths, such as torch.nn.Linear(width, 1), instead of a lazy one")
     if not any(p.requires_grad for p in network.parameters()):
         raise UserError(f"{location_of(type(network).forward)}: {kind.__name__} has no parameter to train",
-                        fix="give it at least one layer, or a bias: torch.nn.Parameter(torch.zeros(()))")
+                        "give it at least one layer, or a bias: torch.nn.Parameter(torch.zeros(()))")
     return network
 
 
@@ -102,7 +102,7 @@ def logits_of(network: nn.Module, dense: Tensor, *inputs: Any, tasks: tuple[Task
     if not isinstance(logits, Tensor) or logits.shape not in ((num_samples,), (num_samples, 1)):
         found = list(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise UserError(f"{location_of(type(network).forward)}: forward returned {found} for {num_samples} samples",
-                        fix=f"return one logit for each sample, [{num_samples}] or [{num_samples}, 1]")
+                        f"return one logit for each sample, [{num_samples}] or [{num_samples}, 1]")
     _refuse_without_gradient(network, logits)
     return logits.reshape(-1)
 
@@ -112,14 +112,14 @@ def _logits_of_tasks(network: nn.Module, logits: Any, num_samples: int, tasks: t
     if not isinstance(logits, dict) or set(logits) != set(names):
         found = f"logits of {', '.join(map(str, logits))}" if isinstance(logits, dict) else type(logits).__name__
         raise UserError(f"{where}: forward returned {found}, and the tasks are {', '.join(names)}",
-                        fix="return a dictionary from the name of each task to its logits")
+                        "return a dictionary from the name of each task to its logits")
     parts = []
     for task in tasks:
         value, shape = logits[task.name], (num_samples, task.num_outputs)
         if not isinstance(value, Tensor) or (value.shape != shape and (value.shape != shape[:1] or shape[1] > 1)):
             shown = list(value.shape) if isinstance(value, Tensor) else type(value).__name__
             raise UserError(f"{where}: forward returned {shown} for task {task.name} and {num_samples} samples",
-                            fix=f"return {list(shape)}" + (f" or [{num_samples}]" if shape[1] == 1 else ""))
+                            f"return {list(shape)}" + (f" or [{num_samples}]" if shape[1] == 1 else ""))
         _refuse_without_gradient(network, value)
         parts.append(value.reshape(shape))
     return torch.cat(parts, dim=1)
@@ -129,7 +129,7 @@ def _refuse_without_gradient(network: nn.Module, logits: Tensor) -> None:
     if torch.is_grad_enabled() and not logits.requires_grad:
         where = location_of(type(network).forward)
         raise UserError(f"{where}: the logits that forward returned depend on no parameter",
-                        fix="compute them without detach(), no_grad() and integers")
+                        "compute them without detach(), no_grad() and integers")
 
 
 class _NanError(Exception):

@@ -201,7 +201,7 @@ class NextItem(nn.Module):
 
 
 def uneven_negatives(name: str) -> DataError:
-    return DataError(f"{name}: samples of a batch have different numbers of negatives", fix="give each sample as many")
+    return DataError(f"{name}: samples of a batch have different numbers of negatives", "give each sample as many")
 
 
 def _of_last(encoded: Tensor, inputs: "_Inputs", history: JaggedSequence) -> Tensor:

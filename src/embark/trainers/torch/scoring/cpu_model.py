@@ -237,7 +237,7 @@ def load_network(artifact: Artifact, model: ModelSpec) -> nn.Module:
 
 def other_weights(artifact: Artifact, why: object) -> DataError:
     """Return the error of an artifact whose two files do not belong together."""
-    return DataError(f"{artifact.folder}: its weights are not those of its model: {why}", fix="export the run again")
+    return DataError(f"{artifact.folder}: its weights are not those of its model: {why}", "export the run again")
 
 
 def positions_of(artifact: Artifact) -> dict[str, int]:

@@ -42,7 +42,7 @@ def check_memory(artifact: Artifact, free_bytes: int, device_name: str) -> None:
         if smaller else "--device cpu"
     raise UserError(f"{artifact.uri}, version {artifact.version}: its {dtype} tables take {format_bytes(size)}, and "
                     f"{device_name} has {format_bytes(room)} for them beside {format_bytes(RESERVED_BYTES)} for the "
-                    "network and what else is on it", fix=fix)
+                    "network and what else is on it", fix)
 
 
 class GpuTables:

@@ -70,7 +70,7 @@ def _known(ids: Int32s, values: Values, model: ModelSpec) -> Int32s:
     """Return the items that have a value."""
     known = ids[values.is_known(ids)]
     if not len(known):
-        raise DataError(f"no item of table {model.retrieved} has a known value", fix="check the run's data")
+        raise DataError(f"no item of table {model.retrieved} has a known value", "check the run's data")
     return known
 
 
@@ -80,7 +80,7 @@ def require_faiss() -> ModuleType:
         import faiss
     except ModuleNotFoundError:
         raise MissingPackage("the item index of a retrieval model needs faiss, which is not installed",
-                             fix="pip install 'embark-rec[retrieval]'") from None
+                             "pip install 'embark-rec[retrieval]'") from None
     module: ModuleType = faiss
     return module
 

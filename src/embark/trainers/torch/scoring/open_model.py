@@ -33,10 +33,10 @@ def open_model(artifact: Artifact, model_file: str, device: ScoringDevice,
     if device.kind == "cpu" or (device.kind == "auto" and (only_cpu or not has_gpu)):
         return open_on_cpu(artifact, model_file)
     if only_cpu:
-        raise UserError(f"--device cuda: {only_cpu} is not scored on a GPU yet", fix="--device cpu, or auto")
+        raise UserError(f"--device cuda: {only_cpu} is not scored on a GPU yet", "--device cpu, or auto")
     if not has_gpu:
         raise UserError(f"--device cuda: {'torch finds no GPU' if has_triton else 'Triton is not installed'}",
-                        fix="`embark doctor` examines this machine; --device cpu serves without a GPU")
+                        "`embark doctor` examines this machine; --device cpu serves without a GPU")
     from .gpu_model import GpuModel
 
     if isinstance(onto, GpuModel) and onto.advance(artifact, model_file):

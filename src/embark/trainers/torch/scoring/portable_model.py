@@ -99,22 +99,22 @@ def export_portable(
     model, is_onnx, is_triton = trained.spec.model, format == "onnx", format == "triton"
     if model.has_sequences or model.has_weighted_ids:
         raise UserError(f"--format {format}: models of {'sequences' if model.has_sequences else 'weighted ids'} are "
-                        "not exported to other runtimes yet", fix="leave --format out, and use `embark serve`")
+                        "not exported to other runtimes yet", "leave --format out, and use `embark serve`")
     if is_onnx and not find_spec("onnxscript"):
         raise MissingPackage("--format onnx needs onnxscript, which is not installed",
-                             fix="pip install 'embark-rec[onnx]'")
+                             "pip install 'embark-rec[onnx]'")
     has_compiler = any(map(shutil.which, filter(None, torch._inductor.config.cpp.cxx)))
     runtime = "aoti" if has_compiler else "program"
     if is_triton and not has_compiler:
         raise UserError("--format triton: there is no C++ compiler, and Triton runs compiled models alone",
-                        fix="install g++, or name another compiler in CXX")
+                        "install g++, or name another compiler in CXX")
     folder = to or f"{trained.run_dir.uri}/{format}"
     if "://" in folder:
-        raise UserError(f"--format {format}: {folder} is not a folder on this machine", fix="--to FOLDER, and copy it")
+        raise UserError(f"--format {format}: {folder} is not a folder on this machine", "--to FOLDER, and copy it")
     target = Path(folder, trained.spec.name if is_triton else "")
     if target.exists() and not (force and (target / FEATURES).exists()):
         raise UserError(f"{target}: exists",
-                        fix="name another folder with --to; --force replaces what `embark export --format` wrote")
+                        "name another folder with --to; --force replaces what `embark export --format` wrote")
     is_on_gpu = not is_onnx and trained.spec.place.device != "cpu" and torch.cuda.is_available()
     result = PortableResult(
         trained.run_dir.uri, trained.checkpoint.step, str(target), "model.onnx" if is_onnx else "model.pt2",
@@ -122,7 +122,7 @@ def export_portable(
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{target}: cannot be written: {error.strerror}", fix="name another folder with --to") from None
+        raise UserError(f"{target}: cannot be written: {error.strerror}", "name another folder with --to") from None
     with scratch_folder_for(target) as scratch:
         written = export_run(trained.run_dir.uri, f"{scratch}/artifact", step=trained.checkpoint.step)
         artifact = open_artifact(written.uri)
@@ -158,7 +158,7 @@ def _build(model: PortableModel, info: ArtifactInfo, result: PortableResult, pat
             program, package_path=str(path), inductor_configs={"cpp.dynamic_threads": True})
     except Exception as error:
         raise UserError(f"torch cannot compile the model: {error}",
-                        fix="name another C++ compiler in CXX") from error
+                        "name another C++ compiler in CXX") from error
 
 
 def _exported(model: PortableModel, info: ArtifactInfo, device: str) -> torch.export.ExportedProgram:
@@ -172,7 +172,7 @@ def _exported(model: PortableModel, info: ArtifactInfo, device: str) -> torch.ex
         return torch.export.export(model, tuple(examples), dynamic_shapes=(tuple(shapes),), strict=False)
     except Exception as error:
         raise UserError(f"torch.export cannot trace {info.model.kind}: {error}",
-                        fix="leave --format out, and use `embark serve`") from error
+                        "leave --format out, and use `embark serve`") from error
 
 
 def _write_onnx(program: torch.export.ExportedProgram, info: ArtifactInfo, path: Path) -> None:
@@ -183,7 +183,7 @@ def _write_onnx(program: torch.export.ExportedProgram, info: ArtifactInfo, path:
     except Exception as error:
         operator = re.search(r"op='([\w.]+)'", f"{error} {error.__cause__}")
         raise UserError(f"--format onnx: {operator[1] if operator else error} has no form in ONNX",
-                        fix="--format aoti takes every operator of torch") from error
+                        "--format aoti takes every operator of torch") from error
 
 
 @contextmanager
