@@ -42,7 +42,7 @@ _LOCATIONS = {
     "train": "trainers:train",
     "tune": "tuning.tune:tune",
     "write_embeddings": "data.export.embeddings:write_embeddings",
-    "write_id_maps": "data.export.id_values:write_id_maps",
+    "write_id_maps": "data.export.id_values:write_id_maps"
 }
 __all__ = [*_LOCATIONS]
 

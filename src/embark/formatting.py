@@ -229,7 +229,7 @@ _FORMS: tuple[tuple[re.Pattern[str], str, tuple[str, ...]], ...] = tuple(
          CUT, "hf_", "sk-", "xox"),
         (r"\b(?:AIza[\w-]{35}|ya29\.[\w.-]{20,}|GOCSPX-[\w-]{20,})", CUT, "aiza", "ya29", "gocspx"),
         (r"\b(?:dckr_pat_[\w-]{20,}|npm_[A-Za-z0-9]{36}|pypi-[\w-]{50,})", CUT, "dckr_pat_", "npm_", "pypi-"),
-        (r"\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?", CUT, "eyj"),
+        (r"\beyJ[\w-]{8,}\.[\w-]{4,}(?:\.[\w-]*)?", CUT, "eyj")
     ))
 _NAME_HINTS = ("pass", "pwd", "secret", "key", "token", "cred", "conn", "sas", "sig")
 

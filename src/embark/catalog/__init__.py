@@ -23,5 +23,5 @@ from .search import MachineFilter, compare_machines, find_volume, price_in, sear
 __all__ = [
     "Catalog", "Fabric", "Gpu", "Interruption", "Machine", "MachineFilter", "Origin", "Price", "Quota", "Reserve",
     "SpecPrice", "Volume", "compare_machines", "find_machine", "find_volume", "load_catalog", "lowest_price",
-    "machine_of_place", "price_in", "price_spec", "prices_path", "search_machines",
+    "machine_of_place", "price_in", "price_spec", "prices_path", "search_machines"
 ]

@@ -91,7 +91,7 @@ def read_catalog(folder: Path) -> Catalog:
         tables[name] = {title: build(kind, {"name": title, "cloud": title, **row}) for title, row in rows.items()}
     machines, cpu_machines = ({row["name"]: build(kind, {
         **row, "gpu": tables["gpus"].get(row.get("gpu", "")), "fabric": tables["fabrics"].get(row.get("fabric", "")),
-        "quota": tables["quotas"].get(row.get("quota", "")), "reserve": tables["reserves"][row["cloud"]],
+        "quota": tables["quotas"].get(row.get("quota", "")), "reserve": tables["reserves"][row["cloud"]]
     }) for _, row in read_csv(folder / file)[1]} for file, kind in (("machines.csv", Machine),
                                                                  ("cpu_machines.csv", CpuMachine)))
     interruptions = {(row["cloud"], row.get("machine", ""), row.get("region", "")): build(Interruption, row)

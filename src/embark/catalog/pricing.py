@@ -19,7 +19,7 @@ Purchase = Literal["on_demand", "spot", "block", "commit_1y", "commit_3y"]
 PURCHASES: tuple[Purchase, ...] = ("on_demand", "spot", "block", "commit_1y", "commit_3y")
 PURCHASE_NAMES: dict[Purchase, str] = {
     "on_demand": "on demand", "spot": "on spot", "block": "in a block booked ahead",
-    "commit_1y": "committed for 1 year", "commit_3y": "committed for 3 years",
+    "commit_1y": "committed for 1 year", "commit_3y": "committed for 3 years"
 }
 DEFAULT_MACHINES = {"aws": "p4d.24xlarge", "azure": "Standard_ND96asr_v4", "gcp": "a2-highgpu-8g"}
 """Where only the cloud is named: its machine with eight A100s of 40 GB."""
@@ -28,7 +28,7 @@ GRACES: dict[str, tuple[float, str]] = {
     "azure": (30, "learn.microsoft.com/azure/virtual-machines/linux/scheduled-events: Preempt, 2026-11"),
     "gce": (30, "docs.cloud.google.com/compute/docs/instances/spot: unless set to 120 s, 2026-11"),
     "gke-spot": (15, "docs.cloud.google.com/kubernetes-engine/docs/concepts/spot-vms: user pods, 2026-11"),
-    "kubernetes": (30, "Kubernetes 1.36 API, PodSpec.terminationGracePeriodSeconds: the default, 2026-11"),
+    "kubernetes": (30, "Kubernetes 1.36 API, PodSpec.terminationGracePeriodSeconds: the default, 2026-11")
 }
 """Seconds, and the source."""
 POD_GRACE_S = {"aws": GRACES["aws"][0], "azure": GRACES["azure"][0], "gcp": GRACES["gke-spot"][0],

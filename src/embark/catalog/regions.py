@@ -9,7 +9,7 @@ from .machine import Catalog, CpuMachine, Machine
 _ZONES = {
     "aws": re.compile(r"(?P<region>[a-z]{2}(-[a-z]+)+-\d+)(-[a-z]+-\d+)?[a-z]"),  # us-east-1b, us-west-2-lax-1a
     "azure": re.compile(r"(?P<region>)[1-9]"),  # Every region has these numbers.
-    "gcp": re.compile(r"(?P<region>[a-z]+-[a-z]+\d+)-[a-z][a-z0-9]*"),  # us-central1-b, us-south1-ai1b
+    "gcp": re.compile(r"(?P<region>[a-z]+-[a-z]+\d+)-[a-z][a-z0-9]*")  # us-central1-b, us-south1-ai1b
 }
 _EXAMPLES = {"aws": "us-east-1a", "azure": "1", "gcp": "us-central1-a"}
 DEFAULT_REGIONS = {"aws": "us-west-2", "azure": "eastus", "gcp": "us-central1"}  # If no price is known.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def bench(
     spec: Spec = "quickstart", /, *, set_: Settings = (), seconds: float = 8.0,
     peers: Annotated[bool, Parameter(negative="--no-peers")] = True, calibrate: Flag = False,
-    console: Console = Console(),
+    console: Console = Console()
 ) -> None:
     """Train a spec's first batches here with Embark and with stock TorchRec, and compare samples per second.
 

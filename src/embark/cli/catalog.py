@@ -26,7 +26,7 @@ TABLES: JsonDict = read_table(__file__, "catalog_tables.toml")
 def list_(
     *words: str, cloud: Text = "", gpu: Text = "", region: Region = "", min_memory: float = 0.0,
     sort: Literal["price", "memory", "name"] = "name", volumes: Flag = False, tib: float = 0.0,
-    console: Console = Console(),
+    console: Console = Console()
 ) -> None:
     """List machines with their accelerators, memory, fabric and price, or storage. Needs no network.
 

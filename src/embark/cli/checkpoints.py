@@ -17,7 +17,7 @@ from .console import Console, Flag
 def checkpoints(
     run: str, /, *, verify: Flag = False, prune: Flag = False,
     diff: Annotated[tuple[int, int] | None, Parameter(negative="", show_default=False)] = None, yes: Flag = False,
-    dry_run: Flag = False, console: Console = Console(),
+    dry_run: Flag = False, console: Console = Console()
 ) -> int:
     """List a run's checkpoints: step, time, size, and why each is kept.
 
@@ -148,5 +148,5 @@ def _render_changes(console: Console, title: str, changes: Sequence[Change], fou
 def _tensor_row(change: TensorChange) -> dict[str, object]:
     return {
         "tensor": change.name, "dtype": change.dtype, "shape": " × ".join(f"{n:,}" for n in change.shape) or "scalar",
-        "elements differing": change.num_differing, "max abs": change.max_abs,
+        "elements differing": change.num_differing, "max abs": change.max_abs
     }

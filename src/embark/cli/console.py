@@ -119,7 +119,7 @@ class Console:
 
     def table(
         self, rows: Sequence[Mapping[str, object]], columns: Mapping[str, str] | None = None, title: str = "",
-        droppable: Sequence[str] = (),
+        droppable: Sequence[str] = ()
     ) -> None:
         """Print rows as a table. `columns`: which keys, in which order, under which headings; else all under their own.
 

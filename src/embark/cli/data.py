@@ -25,12 +25,12 @@ _MAX_BAD_ROWS = 10
 _MAX_FILES = 20
 _HEADINGS = {
     "column": "column", "kind": "kind", "rows": "rows", "num_values": "values", "top_share": "most frequent",
-    "zero_share": "zero", "spread": "range", "auc_alone": "AUC alone",
+    "zero_share": "zero", "spread": "range", "auc_alone": "AUC alone"
 }
 
 
 def prepare(
-    spec: Spec, /, *, set_: Settings = (), dry_run: Flag = False, fresh: Flag = False, console: Console = Console(),
+    spec: Spec, /, *, set_: Settings = (), dry_run: Flag = False, fresh: Flag = False, console: Console = Console()
 ) -> None:
     """Turn the files of [data.prepare] into prepared data at data.path.
 
@@ -56,7 +56,7 @@ def prepare(
 
 
 def make(
-    spec: Spec, /, *, set_: Settings = (), out: str = "", force: Flag = False, console: Console = Console(),
+    spec: Spec, /, *, set_: Settings = (), out: str = "", force: Flag = False, console: Console = Console()
 ) -> None:
     """Write a spec's synthetic samples as prepared data: any size, any skew, one id or many.
 
@@ -105,7 +105,7 @@ def check(data: str, /, *, set_: Settings = (), console: Console = Console()) ->
 
 def copy(
     source: str, target: str, /, *, verify: Flag = False, dry_run: Flag = False, force: Flag = False,
-    console: Console = Console(),
+    console: Console = Console()
 ) -> None:
     """Copy data between this machine and s3://, gs://, az://. Resumes after an interruption.
 

@@ -16,7 +16,7 @@ MAX_SHOWN = 8
 
 def diagnose(
     *targets: Annotated[str, Parameter(allow_leading_hyphen=True)], spec: str = "", rules: Flag = False,
-    console: Console = Console(),
+    console: Console = Console()
 ) -> int:
     """Find why a run failed or is slow: cause, evidence and fix, from logs, events, manifests and the spec.
 

@@ -16,7 +16,7 @@ _NAME_WIDTH = 16
 
 
 def doctor(
-    spec: str = "", /, *, set_: Settings = (), cloud: Flag = False, machine: str = "", console: Console = Console(),
+    spec: str = "", /, *, set_: Settings = (), cloud: Flag = False, machine: str = "", console: Console = Console()
 ) -> int:
     """Check that this machine, or with --cloud the account, is ready: versions, GPUs, links, memory, disk, limits.
 

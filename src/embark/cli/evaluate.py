@@ -21,7 +21,7 @@ Optional = Parameter(show_default=False)
 def evaluate(
     run: str, /, *, split: Annotated[Literal["train", "validation", "test"] | None, Optional] = None, data: str = "",
     step: OptionalInt = None, importance: Flag = False,
-    rows: OptionalInt = None, console: Console = Console(),
+    rows: OptionalInt = None, console: Console = Console()
 ) -> None:
     """Evaluate a run's newest checkpoint: AUC, normalized entropy, log loss, calibration.
 

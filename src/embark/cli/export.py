@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ALLOWED = {
     "": {"--to", "--tables", "--step", "--delta"},
     "--embeddings": {"--only", "--step", "--force"}, "--ids": {"--only", "--force"},
-    "--splits": {"--force"}, "--format": {"--to", "--step", "--force"},
+    "--splits": {"--force"}, "--format": {"--to", "--step", "--force"}
 }
 """What is written → the options that apply to it; the empty name is an artifact."""
 
@@ -26,7 +26,7 @@ def export(
     step: OptionalInt = None, delta: Flag = False,
     format: Literal["aoti", "triton", "onnx"] | None = None, embeddings: str = "", ids: str = "", splits: str = "",
     only: Texts = (), force: Flag = False,
-    console: Console = Console(),
+    console: Console = Console()
 ) -> None:
     """Export a run's newest checkpoint: weights, id maps and transforms, so that raw rows can be scored anywhere.
 

@@ -25,7 +25,7 @@ class WrittenSpec:
 
 def init(
     preset: str = "quickstart", /, *, out: Annotated[Path | None, Parameter(allow_leading_hyphen=True)] = None,
-    model: Flag = False, force: Flag = False, console: Console = Console(),
+    model: Flag = False, force: Flag = False, console: Console = Console()
 ) -> None:
     """Write a starter spec: laptop, quickstart, criteo-1tb, mlperf-dcnv2, mlperf-hstu, or one for a file of yours.
 

@@ -20,7 +20,7 @@ from .console import Accepted, Console, Flag, Settings, Spec
 
 def launch(
     spec: Spec, /, *, set_: Settings = (), yes: Flag = False, dry_run: Flag = False, supervise: Flag = False,
-    budget: float | None = None, context: str = "", accept_change: Accepted = (), console: Console = Console(),
+    budget: float | None = None, context: str = "", accept_change: Accepted = (), console: Console = Console()
 ) -> int:
     """Launch a run where its spec says: here, Kubernetes, Ray, Slurm, Vertex AI, VMs or TPU VMs.
 
@@ -72,14 +72,14 @@ def submit_prepared(console: Console, prepared: PreparedLaunch, shell: Shell, *,
             f"{to_one_line(result.title)}: dry run, nothing was launched"))
         return ExitCode.DONE
     if prepared.estimate and not yes and not console.confirm(f"Launch {launch_title(prepared.handle)}?", "--yes"):
-        raise Interrupted("nothing was launched", fix="")
+        raise Interrupted("nothing was launched", "")
     run = submit_launch(prepared)
     if not is_supervised:
         try:
             console.show(launch_result(prepared), _render)
         except KeyboardInterrupt:  # the run is launched, whether or not this was printed
             raise Interrupted(f"stopped by Ctrl-C; {launch_title(prepared.handle)} is launched",
-                              fix=f"embark cancel {run.handle.name} ends it") from None
+                              f"embark cancel {run.handle.name} ends it") from None
         return ExitCode.DONE
     if not console.json:
         _render(console, launch_result(prepared))

@@ -14,7 +14,7 @@ from .console import Console, Flag, Texts
 
 def lint(
     *files: Path, fix: Flag = False, select: Texts = (), ignore: Texts = (), rules: Flag = False,
-    console: Console = Console(),
+    console: Console = Console()
 ) -> int:
     """Find mistakes in manifests, Dockerfiles and scripts that pass validation, yet make a run hang or train nothing.
 

@@ -40,7 +40,7 @@ def plan(
     spot: Annotated[bool | None, Parameter(negative="--on-demand", show_default=False)] = None, max_nodes: int = 16,
     samples: int | None = None, exact: Flag = False,
     serve: Flag = False, qps: float | None = None, p99_ms: float | None = None, rows: int | None = None,
-    tables: Literal["fp32", "fp16", "int8", "int4"] | None = None, cpu_machine: str = "", console: Console = Console(),
+    tables: Literal["fp32", "fp16", "int8", "int4"] | None = None, cpu_machine: str = "", console: Console = Console()
 ) -> int:
     """Predict what fits, step time, hours and dollars before you pay. Needs neither torch nor a network.
 
@@ -208,7 +208,7 @@ def _rank_row(estimate: Estimate, purchase: Purchase, other: Purchase, letter: s
         "time": f"{'~' if estimate.is_rough else ''}{format_duration(estimate.total_s(purchase))}",
         PURCHASE_NAMES[purchase]: format_usd(estimate.total_usd(purchase)),
         PURCHASE_NAMES[other]: format_usd(estimate.total_usd(other)),
-        "region": estimate.price and estimate.price.region,
+        "region": estimate.price and estimate.price.region
     }
 
 
@@ -226,7 +226,7 @@ def _render_estimate(console: Console, found: MachinePlan) -> None:
         "paid": PURCHASE_NAMES[b.purchase], "$/h": format_usd(b.usd_per_hour),
         "time": format_duration(b.time.total_s) if b.time else "never ends",
         "interruptions": round(b.time.num_interruptions, 2) if b.time else None,
-        "machines": format_usd(b.machines_usd), "storage": format_usd(b.storage_usd), "in all": format_usd(b.total_usd),
+        "machines": format_usd(b.machines_usd), "storage": format_usd(b.storage_usd), "in all": format_usd(b.total_usd)
     } for b in shown])
     missing = [PURCHASE_NAMES[b.purchase] for b in estimate.bills.values() if b.usd_per_hour is None]
     if missing:
@@ -282,7 +282,7 @@ def _render_time(console: Console, bill: Bill, workload: Workload) -> None:
         f"checkpoints, {pluralize(bill.saves.num_saves + bill.saves.has_last, 'save')}": time.save_s,
         f"lost and repeated, {time.num_interruptions:.2f} interruptions": time.lost_s,
         "restarts and waiting for machines": time.restart_s + time.waiting_s,
-        "in all": time.total_s,
+        "in all": time.total_s
     }
     console.text("")
     console.table([{f"time of the run {PURCHASE_NAMES[bill.purchase]}": name, "expected": format_duration(part_s)}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def publish(
     run: str, /, *, to: str = "", watch: Flag = False,
     gate: Annotated[bool, Parameter(negative="--no-gate", show_default=False)] = True, dry_run: Flag = False,
-    set_: Settings = (), console: Console = Console(),
+    set_: Settings = (), console: Console = Console()
 ) -> ExitCode:
     """Publish a run's newest checkpoint: export it as a delta, measure it, and make it current if it passes the gate.
 
@@ -106,7 +106,7 @@ def _render_verdict(console: Console, verdict: GateVerdict) -> None:
 def rollback(
     artifact: str, version: OptionalInt = None, /, *,
     list_: Annotated[bool, Parameter(name="--list", negative="", show_default=False)] = False,
-    console: Console = Console(),
+    console: Console = Console()
 ) -> None:
     """Make an earlier version of an exported model the current one; running servers switch to it.
 

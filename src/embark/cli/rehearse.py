@@ -17,7 +17,7 @@ from .console import Console, Flag, Settings, Texts
 def rehearse(
     spec: str, /, *, set_: Settings = (), nodes: int | None = None, processes: int = 2, preempt: Texts = (),
     kill: Texts = (), lose: Texts = (), steps: int = 100, limit: str = "10m", account: Flag = False,
-    artifact: str = "", console: Console = Console(),
+    artifact: str = "", console: Console = Console()
 ) -> int:
     """Run the rendered job, pods and all, on this machine before paying for GPUs.
 
@@ -86,7 +86,7 @@ def rehearse(
         console.text(f"  {change}", style="dim")
     observer = Observer(
         lambda pod, rank, text: console.text(f"{pod}{f' [{rank}]' if rank else ''} | {text}"),
-        lambda text: console.text(f"== {text}", style="cyan"),
+        lambda text: console.text(f"== {text}", style="cyan")
     )
     report = run_rehearsal(prepared, observer, limit_s=limit_s)
     console.show(report, _render)

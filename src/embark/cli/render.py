@@ -22,7 +22,7 @@ STATES = {"new": "new", "changed": "changed", "same": "unchanged", "edited": "ED
 
 def render(
     spec: Spec, /, *, set_: Settings = (), target: str = "", out: Path | None = None, diff: Flag = False,
-    force: Flag = False, console: Console = Console(),
+    force: Flag = False, console: Console = Console()
 ) -> int:
     """Write the files that place.target needs on place.machine: manifests, image, cluster, storage, scripts.
 
@@ -59,7 +59,7 @@ def render(
 
 def image(
     spec: Spec, /, *build_options: Annotated[str, Parameter(allow_leading_hyphen=True)], push: Flag = False,
-    builder: Literal["docker", "podman", "buildah"] | None = None, tag: str = "", console: Console = Console(),
+    builder: Literal["docker", "podman", "buildah"] | None = None, tag: str = "", console: Console = Console()
 ) -> int:
     """Build the image of a spec's rendered folder, and write its name into the spec as place.image.
 

@@ -21,7 +21,7 @@ Out = Annotated[str, Parameter(allow_leading_hyphen=True, show_default=False)]
 def report(
     run: str, /, *, out: Out = "",
     open_: Annotated[bool, Parameter(name="--open", negative="", show_default=False)] = False,
-    console: Console = Console(),
+    console: Console = Console()
 ) -> None:
     """Write one self-contained HTML file about a run, finished or not.
 

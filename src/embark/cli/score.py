@@ -19,7 +19,7 @@ Columns = Annotated[tuple[str, ...], Parameter(
 def score(
     artifact: str, rows: str, /, *, to: str, keep: Columns = (),
     version: OptionalInt = None, model_file: str = "",
-    force: Flag = False, console: Console = Console(),
+    force: Flag = False, console: Console = Console()
 ) -> None:
     """Score the raw rows of files with an exported model, on this machine's CPU: one Parquet file.
 

@@ -24,7 +24,7 @@ def serve(
     port: Annotated[int, Parameter(env_var=("EMBARK_SERVE_PORT", "AIP_HTTP_PORT"))] = 8000,
     grpc_port: OptionalInt = None, tls_cert: str = "", tls_key: str = "",
     workers: Annotated[int | None, Parameter(show_default=False, env_var="EMBARK_SERVE_WORKERS")] = None,
-    max_queued_rows: int = 65_536, record: str = "", console: Console = Console(),
+    max_queued_rows: int = 65_536, record: str = "", console: Console = Console()
 ) -> None:
     """Serve an exported model from this machine: /score for raw rows, Open Inference Protocol v2 by HTTP and gRPC.
 

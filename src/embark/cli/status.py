@@ -36,7 +36,7 @@ def status(run: str = "", /, *, context: str = "", console: Console = Console())
 def logs(
     run: Annotated[str, Parameter(help="The run's name, as embark status lists it.")], /, *,
     follow: Annotated[bool, Parameter(name=("--follow", "-f"), negative="", show_default=False)] = False,
-    console: Console = Console(),
+    console: Console = Console()
 ) -> int:
     """Print the logs of all machines of a launched run, merged by time. With --json, prints one object per line.
 
@@ -94,7 +94,7 @@ def _clock(time_s: float) -> str:
 
 def cancel(
     run: Annotated[str, Parameter(help="The run's name, as embark status lists it.")], /, *, yes: Flag = False,
-    dry_run: Flag = False, console: Console = Console(),
+    dry_run: Flag = False, console: Console = Console()
 ) -> int:
     """Stop a launched run after a last checkpoint, and list the resources that remain and how to remove them.
 
@@ -108,7 +108,7 @@ def cancel(
     record = find_run(run)
     title = to_one_line(record.handle.title or record.handle.name)
     if not yes and not dry_run and not console.confirm(f"Cancel {title}?", "--yes"):
-        raise Interrupted("nothing was cancelled", fix="")
+        raise Interrupted("nothing was cancelled", "")
     shell = DryRunShell(lambda line: None if console.json else console.raw(f"{line}\n")) if dry_run else Shell()
     result = cancel_run(record, shell, console.warning)
     console.show(result, _render_cancelled)

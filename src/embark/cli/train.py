@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def train(
     spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, accept_change: Accepted = (),
-    console: Console = Console(),
+    console: Console = Console()
 ) -> int:
     """Train a spec on this machine: on the CPU, on one GPU, as a rank under torchrun, or in JAX on TPUs.
 
@@ -32,7 +32,7 @@ def train(
 
 def follow(
     spec: Spec, /, *, set_: Settings = (), fresh: Flag = False, accept_change: Accepted = (),
-    make_streams: Flag = False, console: Console = Console(),
+    make_streams: Flag = False, console: Console = Console()
 ) -> int:
     """Train on a spec's [stream] until it is stopped: NATS JetStream, Kafka, a folder that grows, your own code.
 

@@ -29,7 +29,7 @@ def tune(
     metric: Annotated[Literal["auc", "log_loss", "normalized_entropy", "recall_at_k", "ndcg_at_k", "hit_at_k"] | None,
                       Optional] = None,
     search: Texts = (), set_: Settings = (),
-    workers: OptionalInt = None, yes: Flag = False, console: Console = Console(),
+    workers: OptionalInt = None, yes: Flag = False, console: Console = Console()
 ) -> int:
     """Search the settings that train a spec best, by Optuna; bad trials stop early.
 

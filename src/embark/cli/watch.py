@@ -28,7 +28,7 @@ class ServedPage:
 
 def watch(
     *runs: str, host: str = "127.0.0.1", port: int | None = None, token: str = "", no_open: Flag = False,
-    terminal: Flag = False, console: Console = Console(),
+    terminal: Flag = False, console: Console = Console()
 ) -> None:
     """Show runs live on a local page: curves, ranks, GPUs, costs, sharding, logs. Ctrl-C stops it.
 
@@ -60,7 +60,7 @@ def watch(
 
 def watch_page(
     console: Console, words: Sequence[str], *, host: str, port: int | None, token: str, opens: bool,
-    until: threading.Event | None = None,
+    until: threading.Event | None = None
 ) -> None:
     """Serve the page until Ctrl-C, or until `until` is set."""
     token = require_token(host, token)

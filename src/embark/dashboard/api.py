@@ -63,7 +63,7 @@ def summary(run: WatchedRun, now_s: float) -> JsonDict:
             "seconds_left": record.seconds_left if status.state == "running" else None,
             "first_s": record.first_s, "share_read": round(run.share_read, 3),
             "serving": _serving(record.traffic),
-            "is_remote": run.files.is_remote, "num_bad_lines": record.num_bad_lines, "money": _money(run, now_s),
+            "is_remote": run.files.is_remote, "num_bad_lines": record.num_bad_lines, "money": _money(run, now_s)
         }
 
 
@@ -107,7 +107,7 @@ def detail(run: WatchedRun, now_s: float) -> JsonDict:
                       for name in ("step", "num_samples", *HELD_OUT, "best_auc", "best_log_loss")},
             "tasks": [asdict(row) for row in task_rows(record.held_out, record.step)],
             "spec": redact(strip_control_chars(run.spec_text)),
-            "tuning": run.tune.shown,
+            "tuning": run.tune.shown
         }
 
 
@@ -187,7 +187,7 @@ _TEXTS: dict[str, Callable[[Values, str], str]] = {
     "version_refused": lambda v, _: f"version {format_count(v.get('version'))} is refused: "
                                     f"{to_one_line(v.get('why', ''))}"[:MAX_TEXT],
     "serve_end": lambda v, _: "the server ended",
-    "ranks": _ranks_text, "phases": _phases_text, "error": _plain_text, "note": _plain_text,
+    "ranks": _ranks_text, "phases": _phases_text, "error": _plain_text, "note": _plain_text
 }
 
 
@@ -210,7 +210,7 @@ def _money(run: WatchedRun, now_s: float) -> JsonDict:
         "usd_per_hour": spent.usd_per_hour if spent else price.usd_per_hour, "price": price.text,
         "spent_usd": spent.usd if spent else None, "budget_usd": spent.budget_usd if spent else None,
         "to_go_usd": spent.usd_for(spent.left_s) if spent and not spent.outcome else None,
-        "lost": losses_sentence(spent.lost) if spent else "",
+        "lost": losses_sentence(spent.lost) if spent else ""
     }
 
 
@@ -229,7 +229,7 @@ def _about(record: Record, held_by: str) -> list[list[str]]:
         ("held-out samples", format_count(start.get("num_eval_samples"))),
         ("best checkpoint", best_checkpoint(record.end)),
         ("directory", to_one_line(start.get("run_dir", ""))), ("held by", held_by), ("serves", served.model),
-        ("exported model", served.uri), ("address", served.url),
+        ("exported model", served.uri), ("address", served.url)
     ]
     return [[name, value[:MAX_TEXT]] for name, value in rows if value and value != "–"]
 

@@ -40,7 +40,7 @@ HEADERS = {
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cache-Control": "no-store",
+    "Cache-Control": "no-store"
 }
 """Headers of every response."""
 LEAST_TOKEN = 16
@@ -287,7 +287,7 @@ def _window(query: Query) -> Window:
     num = to_finite(_number(query, "points"))
     return Window(
         "time" if query.get("by") == ["time"] else "step", -math.inf if low is None else low,
-        math.inf if high is None else high, int(min(MAX_POINTS, max(10, 1000 if num is None else num))),
+        math.inf if high is None else high, int(min(MAX_POINTS, max(10, 1000 if num is None else num)))
     )
 
 

@@ -64,7 +64,7 @@ def _shown(records: Sequence[TrafficRecord]) -> JsonDict:
         "num_columns": len(view.columns), "num_rows": num_rows, "why_no_columns": view.reference.why_no_columns,
         "reference": {"rows": view.reference.rows, "num_rows": view.reference.num_reference_rows},
         "sentence": _sentence(view, len(drifted), num_rows),
-        "versions": _versions(records),
+        "versions": _versions(records)
     }
 
 

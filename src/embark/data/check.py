@@ -64,7 +64,7 @@ def _id_map_problems(store: ObjectStore, manifest: Manifest, sizes: Mapping[str,
 
 def _check_parts(
     store: ObjectStore, directory: Path | None, manifest: Manifest, sizes: Mapping[str, int],
-    progress: ProgressReporter,
+    progress: ProgressReporter
 ) -> list[Problem]:
     problems: list[Problem] = []
     progress.begin("reading", manifest.size_bytes)

@@ -118,7 +118,7 @@ class ColumnsSource:
                 np.ones(len(ids), np.float32) if (values := self._weights.get(position)) is None else
                 replace(feature, ids=values.reshape(feature.ids.shape)).take(rows)[0]
                 for position, (feature, (ids, _)) in enumerate(zip(self._features, taken, strict=True))
-            ]) if self._weights else None,
+            ]) if self._weights else None
         )
 
 

@@ -56,7 +56,7 @@ class _Content:
 
 def copy(
     source: str, target: str, *, verify: bool = False, dry_run: bool = False, force: bool = False,
-    progress: AbstractContextManager[ShowProgress] | None = None,
+    progress: AbstractContextManager[ShowProgress] | None = None
 ) -> CopyResult:
     """Copy every file below `source` to the same path below `target`."""
     content, to = _content(source), open_store(target)

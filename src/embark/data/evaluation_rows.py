@@ -46,7 +46,7 @@ class EvaluationRows:
 
 @contextmanager
 def open_rows(
-    spec: RunSpec, fingerprint: str, data: str = "", split: str = "", *, run_uri: str = "",
+    spec: RunSpec, fingerprint: str, data: str = "", split: str = "", *, run_uri: str = ""
 ) -> Iterator[EvaluationRows]:
     """Open the rows to evaluate. `spec` is the run's, `fingerprint` its data's, as its checkpoint recorded it; id maps
     that cannot be read where they were are those that the run at `run_uri` keeps."""

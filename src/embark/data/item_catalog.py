@@ -86,7 +86,7 @@ class _Part:
 
 def read_item_catalog(
     source: SampleSource, model: ModelSpec, *, rank: int = 0, num_ranks: int = 1,
-    gathered: Callable[[Any], Sequence[Any]] = lambda value: [value],
+    gathered: Callable[[Any], Sequence[Any]] = lambda value: [value]
 ) -> ItemCatalog:
     """Read the training samples once, shared among the ranks; every rank must call it."""
     two, names = model.two_tower, [table.name for table in model.table_list()]

@@ -66,7 +66,7 @@ class Loader(_OnePass["Batch"]):
 
     def __init__(
         self, source: SampleSource, *, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int,
-        depth: int = 2, num_threads: int | None = None,
+        depth: int = 2, num_threads: int | None = None
     ) -> None:
         self._source = source
         self._share = Share(source.num_train_samples, batch_size, rank, world_size, start_step, stop_step)
@@ -86,7 +86,7 @@ class RawLoader(_OnePass["RawBatches"]):
     def __init__(
         self, source: PreparedSource, *, batch_size: int, rank: int, world_size: int, start_step: int, stop_step: int,
         allocate: Callable[[int], Bytes] | None = None, depth: int = 2, num_threads: int = 1,
-        max_held: int = 2, capacity: int = 1, spare_rows: int = 0,
+        max_held: int = 2, capacity: int = 1, spare_rows: int = 0
     ) -> None:
         """Create the loader. `spare_rows` is the number of spare rows of a block whose rows the device puts in order,
         as in `PreparedSource.train_raw`."""

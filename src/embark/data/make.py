@@ -133,7 +133,7 @@ def _settings(spec: RunSpec) -> JsonDict:
     return {
         "made": "synthetic", "seed": data.seed, "zipf_exponent": data.zipf_exponent, "signal": data.signal,
         "ragged": data.ragged, "dense_bits": data.prepare.dense_bits,
-        **({"task_conflict": data.task_conflict} if spec.model.tasks else {}),
+        **({"task_conflict": data.task_conflict} if spec.model.tasks else {})
     }
 
 

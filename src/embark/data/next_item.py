@@ -87,7 +87,7 @@ class NextItemBatches:
             dense=np.zeros((len(lengths), self._num_dense), np.float32),
             ids=np.concatenate([found[table.name][0] for table in self._tables]),
             lengths=np.stack([found[table.name][1] for table in self._tables]).astype(np.int32),
-            label=np.ones(len(lengths), np.float32), is_fixed=False,
+            label=np.ones(len(lengths), np.float32), is_fixed=False
         )
 
     def _draw(self, users: Users, key: Any, num: int, sampler: FrequencySampler | None) -> Int32s:

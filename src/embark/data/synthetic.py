@@ -126,7 +126,7 @@ class SyntheticSource:
             label = (coin < probability).astype(np.float32)
         return Batch(
             dense=dense, ids=chosen(ids), lengths=lengths, label=label, is_fixed=not self.is_ragged,
-            best_probability=probability, weights=chosen(weights) if weights else None,
+            best_probability=probability, weights=chosen(weights) if weights else None
         )
 
     def _weights(self, split: int, start: int, stop: int) -> list[Floats]:
@@ -221,7 +221,7 @@ class TeacherModel:
 
     def parts(
         self, dense: Floats, ids: Sequence[Int32s], lengths: Sequence[Int32s | None],
-        positions: Sequence[Sequence[int]],
+        positions: Sequence[Sequence[int]]
     ) -> Parts:
         """Return what samples bring whose ids come in groups [G, n, multi_hot]; `positions` are the tables of each
         group.
@@ -280,7 +280,7 @@ class TeacherModel:
 
     def _pool_group(
         self, ids: Int32s, lengths: Int32s | None, tables: list[int], effects: Floats,
-        latent: Floats,
+        latent: Floats
     ) -> None:
         num_ids = ids.shape[2]
         bits = hash_counters(self.table_keys[tables][:, None, None], ids)

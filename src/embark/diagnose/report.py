@@ -32,7 +32,7 @@ DOUBLINGS = (2, 4, 8, 16, 32, 64)  # Factors for fewer samples or more nodes tha
 TIERS = {"cause": 0, "symptom": 1, "summary": 2, "quality": 3, "slow": 4}
 ENDED_NOTHING = ("quality", "slow")
 OUT_OF_MEMORY: Mapping[str, MemoryKind] = {
-    "gpu-out-of-memory": "device", "tables-do-not-fit": "device", "host-out-of-memory": "host", "killed": "host",
+    "gpu-out-of-memory": "device", "tables-do-not-fit": "device", "host-out-of-memory": "host", "killed": "host"
 }
 """Rules about which the plan has advice, and the memory that ran out."""
 
@@ -119,7 +119,7 @@ def _diagnosis(match: RuleMatch, spec: RunSpec | None, names: Mapping[str, str])
     return Diagnosis(
         code=rule.code, name=rule.name, kind=rule.kind, cause=match.cause or rule.cause.format_map(values), fix=fix,
         command=command, evidence=_quoted(match.first), num_lines=match.num_lines, ranks=tuple(sorted(match.ranks)),
-        source=rule.source,
+        source=rule.source
     )
 
 
@@ -211,7 +211,7 @@ class TargetReport(Report):
 
 def diagnose_targets(
     targets: Sequence[str | Path] | str | Path, *, spec_path: str = "", logs: Sequence[str] = (),
-    warn: Warn = lambda _: None,
+    warn: Warn = lambda _: None
 ) -> TargetReport:
     """Diagnose runs, logs and manifests together. What cannot be read is a warning. `logs` are more of the same run."""
     named = [str(one) for one in ([targets] if isinstance(targets, str | Path) else targets)]

@@ -22,10 +22,10 @@ _GZIP = b"\x1f\x8b"
 _MANIFESTS = (".yaml", ".yml")
 _NO_LOGS = frozenset({
     ".toml", ".py", ".pyc", ".md", ".html", ".svg", ".png", ".csv", ".parquet", ".npy", ".npz", ".pt", ".bin", ".so",
-    ".zip", ".tar", ".whl", ".distcp", ".lock", ".sh",
+    ".zip", ".tar", ".whl", ".distcp", ".lock", ".sh"
 })
 _SKIPPED_FOLDERS = frozenset({
-    "checkpoints", "tensorboard", "wandb", "cache", "programs", ".git", "__pycache__", "node_modules",
+    "checkpoints", "tensorboard", "wandb", "cache", "programs", ".git", "__pycache__", "node_modules"
 })
 
 
@@ -150,7 +150,7 @@ _ANSI = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[
 _FOLD = bytes.maketrans((string.ascii_uppercase + string.digits).encode(), (string.ascii_lowercase + "0" * 10).encode())
 _RANKS = tuple(re.compile(pattern) for pattern in (
     r"\[rank(\d{1,5})\]:", r"\[[Rr]ank (\d{1,5})\]", r"\bRank (\d{1,5})\]", r"^\[(?:default)?(\d{1,5})\]:",
-    r"(?i)\brank[ =:]{1,2}(\d{1,5})\b",
+    r"(?i)\brank[ =:]{1,2}(\d{1,5})\b"
 ))
 _ISO = re.compile(r"\b20\d\d-(\d\d-\d\d)[T _](\d\d:\d\d:\d\d)(?:[.,](\d{1,9}))?")
 _GLOG = re.compile(r"\b[IWEF](\d{1,2})(\d\d) (\d\d:\d\d:\d\d)\.(\d{1,9})")

@@ -456,5 +456,5 @@ Question = Callable[[CloudCli, Need], Checks]
 QUESTIONS: dict[str, tuple[Question, ...]] = {
     "aws": (_aws_identity, _aws_offer, _aws_quotas, _aws_cluster, _aws_spot_price, _aws_budgets),
     "azure": (_azure_identity, _azure_quotas, _azure_offer, _azure_cluster, _azure_budgets),
-    "gcp": (_gcp_identity, _gcp_quotas, _gcp_global_quotas, _gcp_offer, _gcp_billing),
+    "gcp": (_gcp_identity, _gcp_quotas, _gcp_global_quotas, _gcp_offer, _gcp_billing)
 }

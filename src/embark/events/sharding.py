@@ -89,5 +89,5 @@ def plan_text(layout: JsonMap) -> str:
 def _text_row(table: JsonMap) -> tuple[str, ...]:
     return (
         table["table"], f"{table['rows']:,}", str(table["dim"]), table["sharding"], table["kernel"],
-        ",".join(map(str, table["ranks"])), f"{table['bytes'] / GIB:.3f}",
+        ",".join(map(str, table["ranks"])), f"{table['bytes'] / GIB:.3f}"
     )

@@ -345,7 +345,7 @@ def spending(
         outcome=ended.outcome if ended.is_over else last.outcome,
         lost=losses(found, price, num_machines=last.num_machines, is_spot=last.is_spot),
         budget_usd=ended.budget_usd, last_s=last.last_s, num_without_step=len(without_step),
-        without_step_s=sum(without_step), estimated_s=sum(one.estimated_s for one in tried),
+        without_step_s=sum(without_step), estimated_s=sum(one.estimated_s for one in tried)
     )
 
 

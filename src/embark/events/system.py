@@ -107,7 +107,7 @@ def gpu_row(index: int, handle: Any) -> dict[str, float]:
         lambda: {"util_percent": float(pynvml.nvmlDeviceGetUtilizationRates(handle).gpu)},
         lambda: {"used_bytes": (found := pynvml.nvmlDeviceGetMemoryInfo(handle)).used, "total_bytes": found.total},
         lambda: {"power_w": pynvml.nvmlDeviceGetPowerUsage(handle) / 1000},
-        lambda: {"temperature_c": float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))},
+        lambda: {"temperature_c": float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU))}
     ):
         try:
             row |= read()

@@ -197,7 +197,7 @@ class TrafficRecord:
                           if value is not None},
             "psi": {one.column.title: round(one.drift.psi, 4) for one in seen.columns},
             **({"score_psi": round(seen.scores.psi, 4)} if seen.scores else {}),
-            **({"calibration": calibration.ratio} if calibration and calibration.ratio is not None else {}),
+            **({"calibration": calibration.ratio} if calibration and calibration.ratio is not None else {})
         }
 
 

@@ -309,7 +309,7 @@ def current_version(versions: CheckpointStore) -> int:
 
 
 def set_current(
-    versions: CheckpointStore, version: int, *, reason: str = "", expected: CurrentVersion | None = None,
+    versions: CheckpointStore, version: int, *, reason: str = "", expected: CurrentVersion | None = None
 ) -> CurrentVersion:
     """Score and serve with this version from now on. Readers see the old one or the new one. With `expected`, what was
     current when this was decided, `CurrentChanged` is raised if something else is now."""
@@ -359,7 +359,7 @@ def write_gate(versions: CheckpointStore, version: int, record: JsonMap) -> None
 
 
 def open_artifact(
-    uri: str, version: int | VersionId | None = None, onto: Artifact | None = None, *, identity: str = "",
+    uri: str, version: int | VersionId | None = None, onto: Artifact | None = None, *, identity: str = ""
 ) -> Artifact:
     """Open the current version at `uri`, or the given one, after checking its files; from an object store through a
     folder of the user's cache. With `identity` it must have that content. If it has the content of `onto`, or is a
@@ -404,7 +404,7 @@ def fetch_version(uri: str, version: int | VersionId | None = None, have: str = 
     return VersionId(chain[-1].step, identity_of(chain[-1]), tuple(chain))
 
 
-def _chain(uri: str, version: int | VersionId | None, identity: str, until: str,
+def _chain(uri: str, version: int | VersionId | None, identity: str, until: str
            ) -> tuple[CheckpointStore, Sequence[Checkpoint]]:
     """Return the versions at a URI, and the delta chain of the chosen one."""
     versions, named_by = open_versions(uri), ""
@@ -580,7 +580,7 @@ def _suggested_uri(uri: str) -> str:
 
 
 def _on_this_machine(
-    versions: CheckpointStore, chosen: Checkpoint, *, skipped: str = "", is_fetched: bool,
+    versions: CheckpointStore, chosen: Checkpoint, *, skipped: str = "", is_fetched: bool
 ) -> Path:
     """Return the local folder of a version whose files match their checksums, except for `skipped`, which is checked
     later. Those of an object store are fetched."""

@@ -92,7 +92,7 @@ class _Compared:
 
 
 def delta_of(
-    file: str, tensors: Sequence[TensorSource], before: Mapping[str, Array], about: Mapping[str, str], size: DeltaSize,
+    file: str, tensors: Sequence[TensorSource], before: Mapping[str, Array], about: Mapping[str, str], size: DeltaSize
 ) -> tuple[FileChecksum, list[TensorSource]]:
     """Return what the checksum of a full export's `file` would be, and how its tensors differ from those `before`.
     Raises `TooManyChanges`."""

@@ -71,7 +71,7 @@ BuildIndex = Callable[[TrainedRun, CheckpointArrays], tuple[ItemIndexInfo | None
 
 def export_run(
     run: str, to: str = "", *, tables: TableDtype = "fp32", step: int | None = None,
-    build_index: BuildIndex | None = None, delta: bool = False,
+    build_index: BuildIndex | None = None, delta: bool = False
 ) -> ExportResult:
     """Write the newest checkpoint of a run, or that of `step`, as the next version at `to`, a folder or an object store
     (by default the run's folder `export`), and make it current. `build_index` makes the index of a retrieval model's
@@ -103,7 +103,7 @@ def export_uri(trained: TrainedRun, to: str) -> str:
 
 def read_contents(
     trained: TrainedRun, tables: TableDtype = "fp32", build_index: BuildIndex | None = None,
-    source: SampleSource | None = None,
+    source: SampleSource | None = None
 ) -> VersionContents:
     """Read what a version of a checkpoint consists of; tables are read when they are written. `source` has the rows for
     the reference statistics, if they are not the run's own."""

@@ -47,7 +47,7 @@ def outputs_of(model: ModelSpec) -> tuple[Output, ...]:
 
 
 def tensors_of(
-    outputs: Sequence[Output], scores: Floats,
+    outputs: Sequence[Output], scores: Floats
 ) -> Iterator[tuple[JsonDict, Floats]]:
     """Yield the name, type and shape of each output with its numbers, for rows that all have scores."""
     for output in outputs:

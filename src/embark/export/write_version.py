@@ -67,7 +67,7 @@ class _Delta:
     values: JsonMap = field(default_factory=dict)  # Entries of the commit record about the delta.
 
 
-def write_version(contents: VersionContents, uri: str, *, delta: bool = False, candidate: bool = False,
+def write_version(contents: VersionContents, uri: str, *, delta: bool = False, candidate: bool = False
                   ) -> WrittenVersion:
     """Write the next version at `uri` without making it current. A `candidate` does not become current either if there
     is no `current.json`."""

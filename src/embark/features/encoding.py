@@ -243,7 +243,7 @@ def by_rising_key(keys: Keys, rows: Int32s) -> tuple[Keys, Int32s]:
 
 def plain_row_format(
     model: ModelSpec, data: DataSpec, prepared: Layout | None = None, *, has_words: bool = True,
-    features: FeaturesSpec | None = None,
+    features: FeaturesSpec | None = None
 ) -> tuple[Schema, PrepareSpec, RowEncoder]:
     """Describe rows that hold ids, as data that was made has them, or a file of `data.kind = "columns"`. `has_words`:
     the ids of dynamic tables are hashes of what the cells hold, not the numbers themselves. `features` has

@@ -155,7 +155,7 @@ class Layout:
                 (field(_narrowest(self.features[i].multi_hot), num_rows), field(self.features[i].id_dtype, count))
                 for i, count in zip(self.ragged, counts, strict=True)
             ),
-            size_bytes=end,
+            size_bytes=end
         )
 
     def row_order(self, num_rows: int, spare_rows: int) -> Field:
@@ -198,7 +198,7 @@ class Rows:
             self.label[rows], self.dense.take(rows, axis=0),
             tuple(ids.take(rows, axis=0) if lengths is None else ids[np.repeat(mask, lengths)]
                   for ids, lengths in zip(self.ids, self.lengths, strict=True)),
-            tuple(None if lengths is None else lengths[rows] for lengths in self.lengths),
+            tuple(None if lengths is None else lengths[rows] for lengths in self.lengths)
         )
 
     @staticmethod
@@ -211,7 +211,7 @@ class Rows:
             np.concatenate([r.label for r in rows]), np.concatenate([r.dense for r in rows]),
             tuple(np.concatenate(parts) for parts in zip(*(r.ids for r in rows), strict=True)),
             tuple(None if parts[0] is None else np.concatenate(parts)
-                  for parts in zip(*(r.lengths for r in rows), strict=True)),
+                  for parts in zip(*(r.lengths for r in rows), strict=True))
         )
 
 

@@ -64,7 +64,7 @@ class RawRows:
             self, positions=self.positions[mask], label=self.label[mask], dense=self.dense[mask], keys=tuple(keys),
             lengths=tuple(None if lengths is None else lengths[mask] for lengths in self.lengths),
             is_missing=tuple(None if missing is None else missing[mask] for missing in self.is_missing),
-            time=None if self.time is None else self.time[mask],
+            time=None if self.time is None else self.time[mask]
         )
 
     def cut_lists(self, most: Sequence[int]) -> RawRows:
@@ -97,7 +97,7 @@ class RawRows:
             joined("split"), tuple(bad for rows in several for bad in rows.bad)[:MAX_QUOTED],
             sum((Counter(rows.reasons) for rows in several), Counter()),
             num_cut=sum(rows.num_cut for rows in several), num_lines=sum(rows.num_lines for rows in several),
-            time=joined("time"),
+            time=joined("time")
         )
 
 

@@ -228,7 +228,7 @@ class Schema:
                 "hex_columns": [column.source for column in self.sparse if column.kind == "hex"],
                 "list_delimiter": self.list_delimiter if any(column.is_list for column in self.sparse) else "",
                 "ignored_columns": list(self.ignored),
-                "time_unit": units.pop() if len(units) == 1 else "",
+                "time_unit": units.pop() if len(units) == 1 else ""
             }
             prepare |= {key: value for key, value in optional.items() if value}
         return data | {"prepare": prepare}

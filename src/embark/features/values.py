@@ -18,11 +18,11 @@ TimeFormat = Literal["date", "local", "zoned", "s", "ms"]
 _DATE, _CLOCK = "[0-9]{4}-[0-9]{2}-[0-9]{2}", r"[T ][0-9]{2}:[0-9]{2}(:[0-9]{2}([.][0-9]+)?)?"
 ISO_PATTERNS: dict[TimeFormat, str] = {
     "date": f"^{_DATE}$", "local": f"^{_DATE}{_CLOCK}$",
-    "zoned": f"^{_DATE}{_CLOCK}(Z| ?UTC|[+-][0-9]{{2}}(:?[0-9]{{2}})?)$",
+    "zoned": f"^{_DATE}{_CLOCK}(Z| ?UTC|[+-][0-9]{{2}}(:?[0-9]{{2}})?)$"
 }
 MEANINGS: dict[TimeFormat, str] = {
     "date": "dates (2024-05-31)", "local": "times without a zone (2024-05-31T18:00:00), taken as UTC",
-    "zoned": "times with a zone (2024-05-31T18:00:00Z)", "s": "seconds since 1970", "ms": "milliseconds since 1970",
+    "zoned": "times with a zone (2024-05-31T18:00:00Z)", "s": "seconds since 1970", "ms": "milliseconds since 1970"
 }
 DecimalSign = Literal[".", ","]
 GROUPED: dict[str, str] = {sign: rf"[+-]?(([0-9]{{1,3}}({between}[0-9]{{3}})+|[0-9]+)({own}[0-9]*)?|{own}[0-9]+)"

@@ -18,7 +18,7 @@ GKE_ACCELERATOR = "cloud.google.com/gke-accelerator"
 SPOT_LABELS = {
     "aws": (("eks.amazonaws.com/capacityType", "SPOT"), ("karpenter.sh/capacity-type", "spot")),
     "azure": (("kubernetes.azure.com/scalesetpriority", "spot"),),
-    "gcp": (("cloud.google.com/gke-spot", "true"),),
+    "gcp": (("cloud.google.com/gke-spot", "true"),)
 }
 """Labels of spot nodes by cloud; the first is that of the cloud's own node pools."""
 SPOT_TAINTS = ("azure", "gcp")  # Clouds whose spot nodes have their label as a taint, too.
@@ -26,7 +26,7 @@ IDENTITY_ANNOTATIONS = {
     "aws": "eks.amazonaws.com/role-arn",
     "azure": "azure.workload.identity/client-id",
     "gcp": "iam.gke.io/gcp-service-account",
-    "": "",  # A cluster of no known cloud.
+    "": ""  # A cluster of no known cloud.
 }
 
 

@@ -195,7 +195,7 @@ def make_pod(template: K8sObject, identity: PodIdentity, objects: Objects, *, co
         has_readiness_probe="readinessProbe" in container, sidecars=tuple(sidecars),
         devices=tuple(f"{name}: {amount}" for name, amount in limits.items()
                       if "/" in name or name.startswith("hugepages")),
-        missing=(*env.missing, *missing), secrets=env.unset_secrets, spec=spec,
+        missing=(*env.missing, *missing), secrets=env.unset_secrets, spec=spec
     )
 
 

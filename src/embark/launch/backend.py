@@ -282,7 +282,7 @@ class LaunchBackend(ABC):
                 time.sleep(min(self.poll_s, 1.0))
         except KeyboardInterrupt:
             raise Interrupted(f"stopped waiting; {handle.name} is stopping",
-                              fix=f"embark cancel {handle.name} again removes the rest") from None
+                              f"embark cancel {handle.name} again removes the rest") from None
         return True
 
 
@@ -291,12 +291,12 @@ BACKENDS = {
     "kubernetes": "kubernetes.backend:Kubernetes", "kubernetes-server": "kubernetes.server:KubernetesServer",
     "kubernetes-follow": "kubernetes.server:KubernetesFollow",
     "ray": "ray:Ray",
-    "vertex": "vertex:Vertex", "vm": "vm:Vm", "tpu-vm": "tpu_vm:TpuVm", SLURM: "slurm:Slurm",
+    "vertex": "vertex:Vertex", "vm": "vm:Vm", "tpu-vm": "tpu_vm:TpuVm", SLURM: "slurm:Slurm"
 }
 TARGETS = {
     "job": "kubernetes", "jobset": "kubernetes", "trainjob": "kubernetes", "pytorchjob": "kubernetes",
     "ray": "ray", "vertex": "vertex", "vm": "vm", "tpu-vm": "tpu-vm", SLURM: SLURM,
-    "serve": "kubernetes-server", "kserve": "kubernetes-server", "follow": "kubernetes-follow",
+    "serve": "kubernetes-server", "kserve": "kubernetes-server", "follow": "kubernetes-follow"
 }
 """The backend of each `place.target`, for a machine of a cloud."""
 RAY_DASHBOARD = "http://127.0.0.1:8265"

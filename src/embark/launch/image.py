@@ -24,7 +24,7 @@ from .shell import CommandResult, LineStream, Notify, Shell
 EXAMPLES = {
     "aws": "123456789012.dkr.ecr.REGION.amazonaws.com/embark:1",
     "azure": "yourregistry.azurecr.io/embark:1",
-    "gcp": "REGION-docker.pkg.dev/your-project/embark/embark:1",
+    "gcp": "REGION-docker.pkg.dev/your-project/embark/embark:1"
 }
 """An image's name in the registry of each cloud."""
 

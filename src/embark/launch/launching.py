@@ -121,7 +121,7 @@ def _submit(launch: PreparedLaunch) -> RunRecord:
         if not created:
             delete_record(run)
             raise Interrupted("stopped by Ctrl-C; nothing was created") from None
-        raise Interrupted(f"stopped by Ctrl-C; {_may_exist(created)}", fix=_removal(created)) from None
+        raise Interrupted(f"stopped by Ctrl-C; {_may_exist(created)}", _removal(created)) from None
     except EmbarkError as error:
         if not created:
             delete_record(run)
@@ -166,7 +166,7 @@ def recover_until_ended(run: RunRecord, shell: Shell, notify: Notify, *, poll_s:
     except KeyboardInterrupt:
         raise Interrupted(
             f"stopped supervising {handle.name}, which keeps running",
-            fix=f"embark launch {handle.name} --supervise resumes; embark cancel {handle.name} ends the run",
+            f"embark launch {handle.name} --supervise resumes; embark cancel {handle.name} ends the run"
         ) from None
 
 

@@ -151,7 +151,7 @@ def _run(words: Sequence[str], stdin: str, timeout_s: float) -> CommandResult:
 
 def _start(
     words: Sequence[str], stdin: int, err: IO[bytes] | int, folder: Path | None = None,
-    env: Mapping[str, str] | None = None,
+    env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
     """Start a program in its own session, so that Ctrl-C reaches it only through us."""
     try:

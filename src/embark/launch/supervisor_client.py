@@ -37,7 +37,7 @@ def job_json(command: Sequence[str], *, env: Mapping[str, str] | None = None, cw
     return json.dumps({
         "command": list(command), "env": dict(env or {}), "cwd": cwd, "wait_s": wait_s, "restarts": restarts,
         "final_codes": [int(row.code) for row in EXITS if not row.must_retry],
-        "after": list(after),
+        "after": list(after)
     })
 
 
@@ -127,7 +127,7 @@ def wait_while(trouble: Callable[[], str], limit_s: float, poll_s: float, notify
     until_s, reported = time.monotonic() + limit_s, ""
     while text := trouble():
         if time.monotonic() > until_s:
-            raise Unreachable(f"{text}, after {format_duration(limit_s)}", fix="embark launch --supervise tries again")
+            raise Unreachable(f"{text}, after {format_duration(limit_s)}", "embark launch --supervise tries again")
         if text != reported:
             notify(text)
             reported = text
@@ -153,7 +153,7 @@ class Host:
 
 
 def ssh_words(
-    address: str, *, user: str, key: Path, known_hosts: Path, alias: str, port: int = 22, proxy: str = "",
+    address: str, *, user: str, key: Path, known_hosts: Path, alias: str, port: int = 22, proxy: str = ""
 ) -> tuple[str, ...]:
     """Return an ssh connection that never prompts and trusts only the key of `alias` in `known_hosts`."""
     options = [
@@ -161,7 +161,7 @@ def ssh_words(
         "GlobalKnownHostsFile=/dev/null", "UpdateHostKeys=no", f"HostKeyAlias={alias}", "IdentitiesOnly=yes",
         "IdentityAgent=none", f"IdentityFile={_quoted(key)}", "PreferredAuthentications=publickey",
         f"ConnectTimeout={CONNECT_S}", "ServerAliveInterval=15", "ServerAliveCountMax=4", "LogLevel=ERROR",
-        *([f"ProxyCommand={proxy}"] if proxy else []),
+        *([f"ProxyCommand={proxy}"] if proxy else [])
     ]
     # The user's own config may forward ports or run commands, so it is not read.
     return ("ssh", "-F", "/dev/null", "-T", "-p", str(port), *(word for one in options for word in ("-o", one)),
@@ -338,7 +338,7 @@ def _error(host: Host, done: CommandResult) -> EmbarkError:
                          "if the machine was replaced by hand, embark cancel and launch again; if not, the "
                              "connection may be intercepted")
     if done.code == CONNECTION_FAILED or done.has_timed_out:
-        return Unreachable(f"{host.name} does not answer: {said}", fix="embark status checks again")
+        return Unreachable(f"{host.name} does not answer: {said}", "embark status checks again")
     return Fault(f"{host.name}: {said or f'exit code {done.code}'}", "log in there and look")
 
 

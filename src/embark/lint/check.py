@@ -46,7 +46,7 @@ class LintReport:
 
 def lint(
     paths: Sequence[Path | str] | Path | str, *, fix: bool = False, select: Collection[str] = (),
-    ignore: Collection[str] = (),
+    ignore: Collection[str] = ()
 ) -> LintReport:
     """Lint files and folders together; with `fix`, write the automatic fixes."""
     if not paths:
@@ -62,7 +62,7 @@ def lint(
 
 def lint_paths(
     paths: Sequence[Path], *, select: Collection[str] = (), ignore: Collection[str] = (),
-    today: datetime.date | None = None,
+    today: datetime.date | None = None
 ) -> list[Finding]:
     """Return all findings in these files and folders, taken together."""
     return lint_files(read_files(paths), rules_of(select, ignore), today=today)

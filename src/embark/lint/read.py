@@ -116,7 +116,7 @@ MAX_FILES = 10_000
 MAX_PYTHON_DEPTH = 200
 SUFFIXES: dict[str, Kind] = {
     ".yaml": "yaml", ".yml": "yaml", ".json": "yaml", ".sh": "shell", ".bash": "shell", ".py": "python",
-    ".dockerfile": "dockerfile", ".containerfile": "dockerfile",
+    ".dockerfile": "dockerfile", ".containerfile": "dockerfile"
 }
 _SHELL_START = re.compile(rb"#!\s*/\S*\b(?:ba|da|z|k)?sh\b|#!\s*/usr/bin/env\s+(?:ba|da|z|k)?sh\b")
 _PYTHON_START = re.compile(rb"#!.*\bpython")

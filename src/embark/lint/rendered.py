@@ -25,7 +25,7 @@ def render_spec(spec: RunSpec) -> Files:
 
 
 def render_folder(
-    source: str, sets: Sequence[str] = (), *, out: Path | None = None, diff: bool = False, force: bool = False,
+    source: str, sets: Sequence[str] = (), *, out: Path | None = None, diff: bool = False, force: bool = False
 ) -> tuple[FolderReport, list[Finding]]:
     """Render a spec into its folder, or compare the two (`diff`); also returns the lint warnings."""
     folder = folder_spec(source, sets, out)

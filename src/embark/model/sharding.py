@@ -207,7 +207,7 @@ Options = dict[tuple[str, str, Memory], Option]  # Options by table, sharding an
 
 def options_of(
     table: StoredTable, shardings: list[str], spec: RunSpec, cluster: Cluster, *, may_spill: bool,
-    known: Options | None = None,
+    known: Options | None = None
 ) -> list[Option]:
     """Return a table cut in each of these ways, in device memory first.
 

@@ -12,7 +12,7 @@ def steps_per_epoch(num_train_samples: int, batch_size: int) -> int:
     if steps == 0:
         raise DataError(
             f"the data has {num_train_samples} rows to train on, fewer than train.batch_size = {batch_size}",
-            f"set train.batch_size to {max(num_train_samples, 1)} or less, or bring more data",
+            f"set train.batch_size to {max(num_train_samples, 1)} or less, or bring more data"
         )
     return steps
 
@@ -57,7 +57,7 @@ def rate_factor(train: TrainSpec, step: int, num_steps: int) -> float:
     left = {
         "linear": 1 - done,
         "polynomial": (1 - done) ** 2,
-        "cosine": (1 + math.cos(math.pi * done)) / 2,
+        "cosine": (1 + math.cos(math.pi * done)) / 2
     }[train.decay]
     return train.final_rate + (1 - train.final_rate) * left
 

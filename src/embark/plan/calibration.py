@@ -246,16 +246,16 @@ def _scaled(base: Calibration, gpu: Gpu) -> Calibration:
     matmul = {
         "bf16": _ratio(gpu.bf16_tflops or gpu.fp16_tflops, of_base.bf16_tflops),
         "tf32": _ratio(gpu.tf32_tflops or gpu.fp32_tflops or 0.5 * (gpu.bf16_tflops or 0.0), of_base.tf32_tflops),
-        "fp32": _ratio(gpu.fp32_tflops or 0.07 * (gpu.bf16_tflops or 0.0), of_base.fp32_tflops),
+        "fp32": _ratio(gpu.fp32_tflops or 0.07 * (gpu.bf16_tflops or 0.0), of_base.fp32_tflops)
     }
     upload = _ratio(gpu.pcie_gbyte_per_s, of_base.pcie_gbyte_per_s) if gpu.pcie_gbyte_per_s else 1.0
     rates = Rates(
         base.rates.copy_bytes * memory, {name: rate * matmul[name] for name, rate in base.rates.matmul_flops.items()},
-        base.rates.upload_bytes * min(1.0, upload), base.rates.synthetic_values, python_s=base.rates.python_s,
+        base.rates.upload_bytes * min(1.0, upload), base.rates.synthetic_values, python_s=base.rates.python_s
     )
     return replace(
         base, device=gpu.name, title=gpu.name, rates=rates, is_measured=False,
-        basis=f"an estimate: measured on {base.title}, scaled by the datasheets of {base.device} and {gpu.name}",
+        basis=f"an estimate: measured on {base.title}, scaled by the datasheets of {base.device} and {gpu.name}"
     )
 
 

@@ -106,7 +106,7 @@ def saves_of(prediction: Prediction, num_steps: int, failures: Failures, written
     return Saves(
         written.checkpoint, written.host, pause_s, write_s, load_s, every_steps, every_s, why, fits_notice,
         lost_each_s=0.0 if fits_notice else min(lost_s, train_s / 2),
-        num_saves=(num_steps - 1) // every_steps if every_steps else 0, has_last=spec.store.checkpoint_at_end,
+        num_saves=(num_steps - 1) // every_steps if every_steps else 0, has_last=spec.store.checkpoint_at_end
     )
 
 
@@ -197,7 +197,7 @@ def bills(
 
 def bill(
     prediction: Prediction, workload: Workload, purchase: Purchase, price: Price | None, failures: Failures,
-    written: SaveBytes | None = None,
+    written: SaveBytes | None = None
 ) -> Bill:
     """Return what the run costs without storage. `prediction` must fit."""
     saves = saves_of(prediction, workload.num_steps, failures, written)

@@ -30,7 +30,7 @@ class Exchange:
 ENGINES = {
     "cuda_graph": Exchange(),
     # DDP reduces gradients while the layers before still compute theirs.
-    "pipeline": Exchange(sums_in_host=True, beside_dense=0.5),
+    "pipeline": Exchange(sums_in_host=True, beside_dense=0.5)
 }
 
 

@@ -195,7 +195,7 @@ def one_rank_placement(spec: RunSpec) -> Placement:
 
 def solve_non_negative(
     rows: Sequence[Sequence[float]], values: Sequence[float], weights: Sequence[float] | None = None,
-    prior: Sequence[float] | None = None,
+    prior: Sequence[float] | None = None
 ) -> list[float]:
     """Return the x ≥ 0 for which rows · x is nearest to `values`, by Lawson and Hanson's active sets.
 

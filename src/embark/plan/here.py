@@ -81,7 +81,7 @@ class LocalPlan(Tabular):
             "memory": None if memory is None else {
                 "device_bytes": memory.device, "device_limit_bytes": memory.device_limit, "host_bytes": memory.host,
                 "host_limit_bytes": memory.host_limit},
-            "step": None if self.step is None else asdict(self.step),
+            "step": None if self.step is None else asdict(self.step)
         }
 
 

@@ -76,7 +76,7 @@ def device_parts(
         "id maps": counted.id_maps,
         "fragmentation": counted.largest * fit.gaps,
         "CUDA and libraries": fit.context_bytes + fit.workspace_bytes,
-        "NCCL": MEMORY["nccl_bytes"] if placement.num_ranks > 1 else 0.0,
+        "NCCL": MEMORY["nccl_bytes"] if placement.num_ranks > 1 else 0.0
     }
     return {name: size for name, size in parts.items() if size}
 
@@ -178,13 +178,13 @@ def pipeline_bytes(spec: RunSpec, placement: Placement, rank: int, precision: st
         + 4.0 * data_parallel_values(spec),
         4 * samples * pooled, samples * layers.output_width * size, 8 * looked_up.num_ids,
         3 * samples * 4 * (max(1, len(model.tasks)) + model.num_dense), exchange,
-        _id_map_bytes(spec, placement.num_ranks),
+        _id_map_bytes(spec, placement.num_ranks)
     )
 
 
 def host_parts(
     spec: RunSpec, placement: Placement, ranks_per_host: int, calibration: Calibration, *, is_cpu: bool,
-    precision: str,
+    precision: str
 ) -> dict[str, float]:
     """Return the bytes of one host with all its ranks."""
     fit = calibration.memory["pipeline" if is_cpu else "host"]  # on a CPU no other engine was measured

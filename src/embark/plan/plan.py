@@ -39,7 +39,7 @@ CAPACITY_NOTES = {
                 "demand for the time of the run",
     "block": "a block is paid ahead, in whole days, whether the run uses it or not",
     "flex-start": "flex-start waits for capacity before anything is paid, and ends machines after 7 days; it costs "
-                  "less than on demand, which is the price here",
+                  "less than on demand, which is the price here"
 }
 
 
@@ -125,13 +125,13 @@ class CatalogPlan(Tabular):
             "verdict": self.sentence, "purchase": found.purchase, "workload": asdict(self.workload),
             "num_tried": found.num_tried,
             "ranked": [{**_row(e, found.purchase), "is_on_front": id(e) in on_front} for e in self.ranked],
-            "unpriced": [e.setup.title for e in found.unpriced], "too_small": [s.machine.name for s in found.too_small],
+            "unpriced": [e.setup.title for e in found.unpriced], "too_small": [s.machine.name for s in found.too_small]
         }
 
 
 def plan(
     spec: RunSpec, request: PlanRequest = DEFAULT_REQUEST, *, planner: Planner | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None
 ) -> MachinePlan | CatalogPlan:
     """Plan for `place.machine` and `place.nodes`, or for the complete catalog.
 
@@ -232,7 +232,7 @@ def _estimate_dict(estimate: Estimate) -> JsonDict:
         "storage": None if estimate.need is None else {
             **asdict(estimate.need), "offers": list(map(_offer_dict, estimate.offers)),
             "volume": estimate.volume and _offer_dict(estimate.volume)},
-        "notes": list(prediction.notes),
+        "notes": list(prediction.notes)
     }
 
 
@@ -257,5 +257,5 @@ def _row(estimate: Estimate, purchase: Purchase) -> JsonDict:
         "bound_by": step and step.bound_by, "is_calibrated": step and step.is_calibrated,
         "is_rough": estimate.is_rough,
         "total_hours": None if total_s is None else total_s / 3600, "total_usd": estimate.total_usd(purchase),
-        "on_demand_usd": estimate.total_usd("on_demand"), "spot_usd": estimate.total_usd("spot"),
+        "on_demand_usd": estimate.total_usd("on_demand"), "spot_usd": estimate.total_usd("spot")
     }

@@ -38,7 +38,7 @@ def cluster_of(setup: Setup) -> Cluster:
         host_bytes=host_gib * GIB, device="tpu" if machine.gpu.kind == "tpu" else "cuda",
         # Links are listed for both directions together, fabrics for one.
         intra_gbyte_per_s=(machine.link_gbyte_per_s or 0.0) / 2,
-        inter_gbyte_per_s=fabric / 8 / machine.gpus_per_host, fabric=machine.fabric.name,
+        inter_gbyte_per_s=fabric / 8 / machine.gpus_per_host, fabric=machine.fabric.name
     )
 
 
@@ -76,7 +76,7 @@ class ClusterPrediction(NamedTuple):
 
 def predict_cluster(
     spec: RunSpec, cluster: Cluster, precision: str, calibration: Calibration, *, planner: Planner | None = None,
-    is_local: bool = False,
+    is_local: bool = False
 ) -> ClusterPrediction:
     """Place the tables, choose the engine, and predict memory and step time.
 

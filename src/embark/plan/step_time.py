@@ -23,7 +23,7 @@ RANKS_LOOKED_AT = 64  # The number of ranks whose step is computed in a large cl
 
 def step_time(
     spec: RunSpec, placement: Placement, cluster: Cluster, engine: str, precision: str, calibration: Calibration,
-    *, draws_samples: bool = False, from_memory: bool = False, exchange: Exchange | None = None,
+    *, draws_samples: bool = False, from_memory: bool = False, exchange: Exchange | None = None
 ) -> StepTime:
     """Return the time of the slowest rank.
 
@@ -52,7 +52,7 @@ def step_time(
         "launches": took["launches"],
         "all-to-all": 0.0,
         "all-reduce": 0.0,
-        "host memory": looked_up.host_bytes / rates.upload_bytes,
+        "host memory": looked_up.host_bytes / rates.upload_bytes
     }
     ids_ahead_s = 0.0
     if placement.num_ranks > 1:
@@ -98,7 +98,7 @@ def _device_parts(fit: EngineFit, features: tuple[float, ...], num_behind: int) 
         "dense layers": sum(took[name] for name in ("layer_sample_s", "matmul", "weights", "activations", "interaction",
                                                     "crossing")),
         "launches": sum(took[name] for name in LAUNCHES)
-                    - min(side_by_side_s(fit, features, num_behind)),
+                    - min(side_by_side_s(fit, features, num_behind))
     }
 
 
@@ -138,7 +138,7 @@ def host_features(spec: RunSpec) -> tuple[float, float, float]:
 
 def _features(
     spec: RunSpec, layers: Layers | DenseWork, looked_up: Lookups, samples: float, precision: str,
-    calibration: Calibration, engine: str,
+    calibration: Calibration, engine: str
 ) -> tuple[float, ...]:
     size, copy_bytes = value_bytes(precision), calibration.rates.copy_bytes
     flops = calibration.rates.matmul_flops[precision]
@@ -166,7 +166,7 @@ def _features(
         layer_samples,
         STEP["sort_bytes"] * looked_up.num_ids / copy_bytes, looked_up.read_bytes / copy_bytes,
         (looked_up.update_bytes - looked_up.state_bytes) / copy_bytes, looked_up.state_bytes / copy_bytes,
-        matmul, weights / copy_bytes, moved * width, interaction, crossing,
+        matmul, weights / copy_bytes, moved * width, interaction, crossing
     )
 
 
@@ -220,7 +220,7 @@ def _id_map_s(spec: RunSpec, num_ranks: int, engine: str, calibration: Calibrati
 PARTS = {
     "lookup and update": ("table", "group", "pooling", "id", "ragged_id", "update", "state", "pooled"),
     "dense layers": ("layer", "matmul", "values", "weights", "dot_sample", "dots", "crossing"),
-    "launches": ("start",),
+    "launches": ("start",)
 }
 """The parts of a step time, and what a fit multiplies for each."""
 
@@ -255,7 +255,7 @@ def cpu_features(
         "state": looked_up.state_bytes / rates.copy_bytes,
         "pooled": 4 * looked_up.pooled_values / rates.copy_bytes,
         "matmul": matmul, "values": moved * width, "weights": weights / rates.copy_bytes,
-        "dot_sample": dot_sample, "dots": dots, "crossing": crossing,
+        "dot_sample": dot_sample, "dots": dots, "crossing": crossing
     }
 
 

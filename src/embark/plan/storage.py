@@ -77,7 +77,7 @@ def storage_need(prediction: Prediction, workload: Workload, saves: Saves, failu
         object_gbyte_per_s=read * fetches_per_file(workload, num_hosts), again=again, reads_why=why,
         write_gbyte_per_s=saves.checkpoint_bytes / max(saves.every_s or MAX_LOST_S, saves.write_s) / 1e9,
         grace_gbyte_per_s=saves.checkpoint_bytes / failures.grace_s / 1e9 if failures.has_notice else None,
-        num_hosts=num_hosts, is_on_volume=bool(place.volume) and store.root.startswith(f"{place.volume_path}/"),
+        num_hosts=num_hosts, is_on_volume=bool(place.volume) and store.root.startswith(f"{place.volume_path}/")
     )
 
 

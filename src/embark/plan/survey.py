@@ -79,7 +79,7 @@ class Estimator:
 
     def __call__(
         self, machine: Machine, num_nodes: int, *, price: Price | None = None,
-        purchases: tuple[Purchase, ...] = PURCHASES,
+        purchases: tuple[Purchase, ...] = PURCHASES
     ) -> Estimate:
         """Estimate the run; raises `UserError` where the region does not have the machine."""
         prediction = self.predict(Setup(self.spec, machine, num_nodes))
@@ -152,7 +152,7 @@ class Survey:
 
 def survey_catalog(
     estimator: Estimator, *, cloud: str = "", max_nodes: int = MAX_NODES,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] | None = None
 ) -> Survey:
     """Estimate every machine that the region has, 1, 2, 4, … of it, for as long as more of them help."""
     offers = search_machines(estimator.catalog, MachineFilter(cloud=cloud, region=estimator.region))

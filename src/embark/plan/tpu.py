@@ -56,7 +56,7 @@ class ChipMemory:
         named = {
             "tables": self.tables, "optimizer state": self.state, "dense layers": self.dense,
             "batches": self.batch + self.ahead, "exchange and activations": self.step, "tables copied": self.copies,
-            "program": self.program,
+            "program": self.program
         }
         return {name: size for name, size in named.items() if size}
 
@@ -79,7 +79,7 @@ def predict_on_tpu(setup: Setup, cluster: Cluster) -> Prediction:
         placement = layout.placement(spec)
         step = tpu_step_time(
             spec, machine.gpu, layout, precision, chips_per_host=machine.gpus_per_host,
-            network_gbyte_per_s=(machine.network_gbit_per_s or 0.0) / 8, num_slices=setup.num_nodes,
+            network_gbyte_per_s=(machine.network_gbit_per_s or 0.0) / 8, num_slices=setup.num_nodes
         )
     if chip.copies:
         dims = ", ".join(str(group.dim) for group in layout.groups if copied_bytes(spec, group))
@@ -123,7 +123,7 @@ def chip_memory(spec: RunSpec, layout: Layout, precision: str, chip_name: str) -
         tables, state, _dense_bytes(spec, layers) + TPU["histogram_bytes"], batch, BATCHES_AHEAD * batch, copies,
         _in_hbm(peak, ASSUMPTIONS["vmem_bytes"].get(chip_name, 0.0)),
         TPU["program_bytes"] + TPU["program_bytes_per_table"] * len(spec.model.table_list())
-        + TPU["program_bytes_per_id"] * min(samples * num_ids, TPU["max_ids"]),
+        + TPU["program_bytes_per_id"] * min(samples * num_ids, TPU["max_ids"])
     )
 
 
@@ -226,7 +226,7 @@ def _in_hbm(peak: float, vmem_bytes: float) -> float:
 
 def tpu_step_time(
     spec: RunSpec, chip: Gpu, layout: Layout, precision: str, *, chips_per_host: int, network_gbyte_per_s: float,
-    num_slices: int,
+    num_slices: int
 ) -> StepTime:
     """Return what bytes and arithmetic alone take. A step is never faster; how much slower it is, nobody has
     measured."""
@@ -244,7 +244,7 @@ def tpu_step_time(
         "dense layers": max(_over(samples * layers.flops_per_sample, matrix_rate), _over(dense_bytes, memory_rate)),
         "optimizer": _over(optimizer_bytes, memory_rate),
         "all-to-all": 0.0,
-        "all-reduce": 0.0,
+        "all-reduce": 0.0
     }
     if num_chips > 1:
         parts |= _between_chips(chip, num_chips // num_slices, num_chips, exchange_bytes, layers)

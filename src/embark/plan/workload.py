@@ -81,7 +81,7 @@ def workload_of(spec: RunSpec, counted: DataSize | None = None) -> Workload:
         num_evals=1 + ((num_steps - 1) // train.eval_every if train.eval_every else 0) if num_eval else 0,
         sample_bytes=row_bytes,
         data_bytes=(num_train + num_eval) * row_bytes if stored_bytes is None else stored_bytes,
-        is_stored=data.kind != "synthetic", source=source, model_kind=spec.model.kind,
+        is_stored=data.kind != "synthetic", source=source, model_kind=spec.model.kind
     )
 
 

@@ -113,7 +113,7 @@ def publish(run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = 
 
 def _settled(
     versions: CheckpointStore, trained: TrainedRun, candidate: Checkpoint, against: CurrentVersion,
-    record: JsonDict,
+    record: JsonDict
 ) -> JsonDict | None:
     """Make a version that passed current, unless someone exported or rolled back since it was written, or a later step
     was published. Return its record, or None if another publisher was faster, so that the version must be judged
@@ -167,7 +167,7 @@ def check(run: str, *, to: str = "", sets: Sequence[str] = ()) -> CheckResult:
 
 def watch(
     run: str, *, to: str = "", gate: bool = True, sets: Sequence[str] = (),
-    on_result: Callable[[PublishResult], None], on_error: Callable[[EmbarkError], None], is_stopped: Callable[[], bool],
+    on_result: Callable[[PublishResult], None], on_error: Callable[[EmbarkError], None], is_stopped: Callable[[], bool]
 ) -> None:
     """Publish each newest checkpoint, at most one in `publish.every_minutes`, until stopped. An error is reported once
     and retried."""
@@ -200,7 +200,7 @@ def _find(run: str, sets: Sequence[str]) -> TrainedRun:
 
 def _judged(
     trained: TrainedRun, rows: GateRows, candidate: Artifact, against: CurrentVersion, versions: CheckpointStore,
-    bounds: PublishSpec,
+    bounds: PublishSpec
 ) -> GateVerdict:
     """Judge a candidate against the current version."""
     model_file = file_of(trained.spec.model.kind) if trained.spec.model.is_custom else ""

@@ -99,7 +99,7 @@ def make_steps(job: Job, *, is_folder: bool = False) -> list[Step]:
         "identity": job.spec.place.identity, "server": server_name(job.name), "row": facts["row"],
         "ask": ask(port=8080),
         "env": f"AZURE_STORAGE_ACCOUNT_NAME={job.spec.place.storage_account} " if job.cloud == "azure" else "",
-        "disk": MIN_DISK_GIB + 2 * disk_gib(job.spec) if serves else "", **(found.groupdict() if found else {}),
+        "disk": MIN_DISK_GIB + 2 * disk_gib(job.spec) if serves else "", **(found.groupdict() if found else {})
     }
 
     def fill(lines: Sequence[str]) -> Shell:

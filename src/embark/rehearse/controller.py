@@ -209,7 +209,7 @@ class Controller:
 
     def __init__(
         self, workload: Workload, policy: FailurePolicy, processes: Processes, reader: EventReader, observer: Observer,
-        *, faults: Sequence[Fault] = (), limit_s: float,
+        *, faults: Sequence[Fault] = (), limit_s: float
     ) -> None:
         self._slots = {pod.name: _Slot(pod) for pod in workload.pods}
         self._by_index = {pod.index: pod.name for pod in workload.pods}

@@ -52,7 +52,7 @@ CHANGES = (
     Change("pods", "containers of the image", f"processes of {sys.executable} on this machine, as its user"),
     Change("names of pods", "those that a Service makes resolvable", f"{LOOPBACK}, and a free port for each"),
     Change("paths of mounts", "in the container", "folders of this machine, in commands, variables and files"),
-    Change("limits of memory and CPU", "those of the manifest", "none"),
+    Change("limits of memory and CPU", "those of the manifest", "none")
 )
 """Differences from the cluster that come from how pods are run here."""
 

@@ -68,7 +68,7 @@ class Prepared(ABC):
 
 
 def rehearse(
-    prepared: Prepared, observer: Observer, *, limit_s: float = 600.0, env: Mapping[str, str] | None = None,
+    prepared: Prepared, observer: Observer, *, limit_s: float = 600.0, env: Mapping[str, str] | None = None
 ) -> RehearsalReport:
     """Run it, with `env` in all pods. Whatever ends it, Ctrl-C too, its processes and folders are removed."""
     stops: list[int] = []

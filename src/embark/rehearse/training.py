@@ -65,7 +65,7 @@ class PreparedTraining(Prepared):
 
 def prepare_training(
     texts: Mapping[str, str], objects: Objects, *, where: str = "", num_processes: int = 2, num_steps: int = 100,
-    faults: Mapping[FaultKind, Sequence[str]] | None = None,
+    faults: Mapping[FaultKind, Sequence[str]] | None = None
 ) -> PreparedTraining:
     """Turn manifests into pods that fit this machine. `faults` has the values of each fault's flag."""
     job = find_training_job(objects, where)

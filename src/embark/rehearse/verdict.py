@@ -129,7 +129,7 @@ def find_root_cause(case: Case) -> Cause:
     """Return the first cause that fits: what follows from the manifest comes before what the lines say."""
     checks: Sequence[Callable[[Case], Cause | None]] = (
         _missing, _cannot_meet, _stopped_with_zero, _refused_by_the_run, _too_slow, _out_of_memory, _from_lines, _alone,
-        _too_long,
+        _too_long
     )
     for check in checks:
         if (cause := check(case)) is not None:

@@ -176,7 +176,7 @@ def _job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePolicy]:
 
 def _replicated(
     job: K8sObject, spec: K8sObject, replicated: Sequence[K8sObject], objects: Objects, *, kind: str, name: str,
-    env: Any = None, container: str = "",
+    env: Any = None, container: str = ""
 ) -> tuple[Workload, FailurePolicy]:
     """Return the pods of a JobSet: child Jobs NAME-JOB-i, pods NAME-JOB-i-j, one headless Service for all, made by the
     controller."""
@@ -358,7 +358,7 @@ def _volcano_job(job: K8sObject, objects: Objects) -> tuple[Workload, FailurePol
 
 def _child_pods(
     spec: K8sObject, name: str, space: str, objects: Objects, *, is_indexed: bool, subdomain: str = "",
-    labels: dict[str, str] | None = None, first: int = 0, env: Any = None, container: str = "",
+    labels: dict[str, str] | None = None, first: int = 0, env: Any = None, container: str = ""
 ) -> tuple[Pod, ...]:
     """Return the pods of a Job that run at once."""
     pods = []

@@ -88,7 +88,7 @@ class FolderReport:
 
 
 def update_folder(
-    source: FolderSpec, files: Sequence[File], *, diff: bool, force: bool,
+    source: FolderSpec, files: Sequence[File], *, diff: bool, force: bool
 ) -> FolderReport:
     """Write the spec and what is new or changed; with `force` also what was edited by hand, with `diff` nothing."""
     folder = source.folder

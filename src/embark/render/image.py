@@ -28,7 +28,7 @@ def render_image(job: Job) -> Files:
     return [
         File("Dockerfile", dockerfile(job)),
         File("entrypoint.sh", render_template("entrypoint.sh"), is_executable=True),
-        *_context_files(job),
+        *_context_files(job)
     ]
 
 

@@ -57,7 +57,7 @@ _IDENTITIES = {
     "aws": (r"arn:aws[a-z-]*:iam::\d{12}:role/[\w+=,.@/-]+", "arn:aws:iam::123456789012:role/NAME"),
     "azure": (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "the client id of the managed identity, a UUID"),
     "gcp": (r"[a-z][a-z0-9-]{4,28}[a-z0-9]@[a-z0-9.:-]+\.iam\.gserviceaccount\.com",
-            "NAME@PROJECT.iam.gserviceaccount.com"),
+            "NAME@PROJECT.iam.gserviceaccount.com")
 }
 
 
@@ -69,7 +69,7 @@ _RESERVATIONS = {
               r"capacityReservationGroups/)[\w.-]+",
               "/subscriptions/ID/resourceGroups/GROUP/providers/Microsoft.Compute/capacityReservationGroups/NAME"),
     "gcp": (r"(projects/[a-z0-9-]+/reservations/)?[a-z]([a-z0-9-]*[a-z0-9])?(/reservationBlocks/[\w-]+)?",
-            "NAME, or projects/PROJECT/reservations/NAME"),
+            "NAME, or projects/PROJECT/reservations/NAME")
 }
 _POOL_ENDS = {"spot": "-spot", "reserved": "-reserved", "block": "-block", "flex-start": "-flex"}
 MAX_FLEX_H = 168  # Google ends machines of flex-start after seven days.
@@ -95,7 +95,7 @@ class Exit:
 EXITS = (
     Exit(ExitCode.BAD_INPUT, "the spec or the data is wrong, or the budget is spent", must_retry=False),
     Exit(ExitCode.FAULT, "something broke that a retry may cure", must_retry=True),
-    Exit(ExitCode.PREEMPTED, "preempted and saved", must_retry=True),
+    Exit(ExitCode.PREEMPTED, "preempted and saved", must_retry=True)
 )
 
 
@@ -328,7 +328,7 @@ class Job:
         return Location(
             region=region, zone=self.place.zone or default_zone(load_catalog(), machine, region), cluster=CLUSTER,
             pool=pool + _POOL_ENDS.get(self.capacity, ""), machine_type=machine.machine_type or machine.name,
-            has_fabric=machine.fabric.transport not in ("tcp", "ici"),
+            has_fabric=machine.fabric.transport not in ("tcp", "ici")
         )
 
     @cached_property

@@ -57,7 +57,7 @@ def render_budget(job: Job) -> Files:
                     cloud_quotas=list(cloud_quotas(job)), also=(quota.also if (quota := quota_of(job)) else ()),
                     unknown_quota=f"The quota of {job.machine.name} has no name in the catalog: look in the console"),
         # The budget is the whole account's: a filter by tag sees nothing until the tag is activated for billing.
-        *([File("budget.json", job_text(f"{job.cloud}/budget.json.j2", job))] if job.cloud != "gcp" else []),
+        *([File("budget.json", job_text(f"{job.cloud}/budget.json.j2", job))] if job.cloud != "gcp" else [])
     ]
 
 

@@ -32,7 +32,7 @@ def pod_values(job: Job) -> JsonDict:
         "needs": fabric_needs(job), "env": environment(job), "resources": resources(job), "ports": ports,
         "selector": node_selector(job), "tolerations": tolerations(job), "grace_s": grace_s(job),
         "grace_why": grace_reason(job),
-        "spec_folder": SPEC_PATH.rpartition("/")[0], "identity_label": identity_label(job),
+        "spec_folder": SPEC_PATH.rpartition("/")[0], "identity_label": identity_label(job)
     }
 
 

@@ -36,7 +36,7 @@ TARGETS: dict[str, Render] = {  # plain machines, `vm` and `tpu-vm`, have no job
     "cloud-run": endpoints.render_cloud_run,
     "vertex-endpoint": endpoints.render_vertex_endpoint,
     "sagemaker": endpoints.render_sagemaker,
-    "azureml": endpoints.render_azureml,
+    "azureml": endpoints.render_azureml
 }
 
 CLUSTERS: dict[str, Render] = {"aws": aws.render_eks, "azure": azure.render_aks, "gcp": gcp.render_gke}

@@ -39,7 +39,7 @@ CLUSTER_USD_PER_HOUR = {"aws": 0.55, "azure": 0.38, "gcp": 0.37}
 LOGINS = {
     "aws": {"probe": "aws sts get-caller-identity", "fix": "aws sso login, or set AWS_PROFILE"},
     "azure": {"probe": "az account get-access-token --query expiresOn", "fix": "az login"},
-    "gcp": {"probe": "gcloud auth print-access-token", "fix": "gcloud auth login"},
+    "gcp": {"probe": "gcloud auth print-access-token", "fix": "gcloud auth login"}
 }
 """The command that fails without a valid login, and how to log in. `az account show` reads a file and never fails."""
 PLACE = "CONSTANTS = None\n"  # The line of a body that makes way for the values.

@@ -76,7 +76,7 @@ def _volume_files(job: Job, title: str, values: JsonDict) -> Files:
                                      f"{_FILLED_BY[job.cloud]}", source=f"{job.cloud}/volume_source.yaml.j2",
                                      **values)),
         File("claim.yaml", header("What the run's pods mount: the volume of volume.yaml, by name.")
-             + job_text("claim.yaml.j2", job, **values)),
+             + job_text("claim.yaml.j2", job, **values))
     ]
     if needs_copy(job):
         env = plain(env_rows(storage_settings(job)))

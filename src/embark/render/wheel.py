@@ -79,7 +79,7 @@ def _metadata(package: Path) -> dict[str, bytes]:
     return {
         "METADATA": "".join(f"{name}: {value}\n" for name, value in _metadata_rows(project)).encode(),
         "entry_points.txt": f"[console_scripts]\n{scripts}".encode(),
-        **{f"licenses/{name}": (clone / name).read_bytes() for name in project["license-files"]},
+        **{f"licenses/{name}": (clone / name).read_bytes() for name in project["license-files"]}
     }
 
 

@@ -143,7 +143,7 @@ LEARNING = (
     LearningCurve("calibration", say_figure, format_float),
     LearningCurve("samples_per_s", lambda value: f"{format_si(value)}/s", lambda value: f"{format_si(value)} samples/s",
                   from_zero=True),
-    LearningCurve("learning_rate", say_figure, lambda value: f"{value:.3g}", from_zero=True),
+    LearningCurve("learning_rate", say_figure, lambda value: f"{value:.3g}", from_zero=True)
 )
 UNITS: dict[str, Say] = {"B": format_bytes, "s": format_step_time}
 
@@ -358,7 +358,7 @@ def tables_on_ranks(record: Record) -> list[Block]:
         ("table", "rows", "width", "sharding", "kernel", "where", "bytes"),
         tuple((table["table"], format_count(table["rows"]), format_count(table["dim"]), table["sharding"],
                table["kernel"], ranks_text(table["ranks"]), format_bytes(table["bytes"])) for table in tables),
-        frozenset({1, 2, 6}),
+        frozenset({1, 2, 6})
     )
     per_rank = rank_line(placement["per_rank"])
     return [short, *([Words(f"{per_rank}.", is_small=True)] if per_rank else []),

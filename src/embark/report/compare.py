@@ -75,7 +75,7 @@ ROWS = (
     Row("held_s", "machine time", format_duration, "down"),
     Row("peak_bytes", "peak memory", format_bytes, "down"),
     Row("usd", "spent", format_usd, "down"),
-    Row("num_interruptions", "interruptions", format_count, None),
+    Row("num_interruptions", "interruptions", format_count, None)
 )
 _BY_NAME = {row.name: row for row in ROWS}
 
@@ -185,9 +185,9 @@ def compare_document(found: Comparison) -> Document:
             ("Differences of their specs", [spec_table(found) if found.spec else Words("None but their names.")]),
             ("The runs", [Table(("run", "status", "where"), tuple((run.name, run.sentence, run.uri) for run in runs),
                                 code=frozenset({2}))]),
-            ("Repeat it", [Code("embark compare " + " ".join(run.uri for run in runs))]),
+            ("Repeat it", [Code("embark compare " + " ".join(run.uri for run in runs))])
         ]),
-        footer=f"Written {format_time(max(run.context.now_s for run in runs))} by Embark",
+        footer=f"Written {format_time(max(run.context.now_s for run in runs))} by Embark"
     )
 
 
@@ -198,7 +198,7 @@ def _values(context: RunContext) -> Values:
         "loss": to_finite(record.step.get("loss")), "steps": float(record.steps_done),
         "num_samples": record.num_samples, "samples_per_s": record.samples_per_s, "step_s": record.step_s,
         "held_s": record.held_s if record.start else None, "peak_bytes": to_finite(record.end.get("peak_bytes")),
-        "usd": spent.usd if spent is not None else None, "num_interruptions": float(len(context.interruptions)),
+        "usd": spent.usd if spent is not None else None, "num_interruptions": float(len(context.interruptions))
     }
 
 

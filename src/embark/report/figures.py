@@ -26,7 +26,7 @@ MACHINE_CHARTS = (
     ("cpu", "CPU", "%", {"cpu_percent": ""}),
     ("memory", "Host memory", "B", {"host_used_bytes": "used", "resident_bytes": "this run"}),
     ("network", "Network", "B/s", {"net_in_bytes_per_s": "in", "net_out_bytes_per_s": "out"}),
-    ("disk", "Disk", "B/s", {"disk_read_bytes_per_s": "read", "disk_write_bytes_per_s": "write"}),
+    ("disk", "Disk", "B/s", {"disk_read_bytes_per_s": "read", "disk_write_bytes_per_s": "write"})
 )
 """Key, title, unit, and the lines: what is measured, and a word for it."""
 
@@ -82,7 +82,7 @@ def range_of(lines: Sequence[tuple[str, Floats, Floats]]) -> list[tuple[str, Flo
     return [
         ("greatest", xs, np.where(known, alike, -np.inf).max(axis=0) + gap),
         ("mean", xs, np.where(known, alike, 0).sum(axis=0) / num + gap),
-        ("least", xs, np.where(known, alike, np.inf).min(axis=0) + gap),
+        ("least", xs, np.where(known, alike, np.inf).min(axis=0) + gap)
     ]
 
 
@@ -120,8 +120,8 @@ def prediction_of(record: Record) -> JsonDict | None:
         "bound_by": to_one_line(predict.get("bound_by", ""))[:200],
         "rows": [
             {"name": "step time", "unit": "s", "predicted": to_finite(predict.get("step_s")), "actual": record.step_s},
-            {"name": "memory", "unit": "B", "predicted": to_finite(predict.get("peak_bytes")), "actual": peak},
-        ],
+            {"name": "memory", "unit": "B", "predicted": to_finite(predict.get("peak_bytes")), "actual": peak}
+        ]
     }
 
 

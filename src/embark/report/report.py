@@ -55,7 +55,7 @@ from .spec_rows import set_fields
 
 TONES: dict[State, Tone] = {
     "waiting": "", "running": "live", "finished": "good", "stopped": "warn", "failed": "bad", "killed": "bad",
-    "deleted": "bad",
+    "deleted": "bad"
 }
 MAX_DIAGNOSES = 8
 MAX_EVIDENCE = 200
@@ -89,10 +89,10 @@ def report(context: RunContext) -> Document:
             ("Checkpoints", list(_checkpoints(context))),
             ("Spec", list(_spec(context))),
             ("Notes", list(_notes(record))),
-            ("Repeat it", [Code("\n".join(context.commands)) if context.spec else None]),
+            ("Repeat it", [Code("\n".join(context.commands)) if context.spec else None])
         ]),
         footer=f"Written {format_time(context.now_s)} by Embark from {pluralize(record.num_events, 'event')} of "
-               f"{context.uri}",
+               f"{context.uri}"
     )
 
 
@@ -220,7 +220,7 @@ def _machine(record: Record) -> Block | None:
         ("peak memory", format_bytes(record.end.get("peak_bytes")) if record.end else MISSING),
         ("versions", ", ".join(f"{name} {to_one_line(versions[name])}" for name in VERSIONS if versions.get(name))
          if isinstance(versions, dict) else ""),
-        ("machines", ", ".join(dict.fromkeys(to_one_line(one.get("host", "")) for one in record.systems))),
+        ("machines", ", ".join(dict.fromkeys(to_one_line(one.get("host", "")) for one in record.systems)))
     ]
     return Table(("", ""), tuple(row for row in rows if row[1] and row[1] != MISSING))
 

@@ -46,7 +46,7 @@ class Rule:
 
 def svg_chart(
     x_axis: Axis, y_axis: Axis, ticks: tuple[Sequence[tuple[float, str]], Sequence[tuple[float, str]]], *,
-    strokes: Sequence[Stroke], dots: Sequence[Dot], rules: Sequence[Rule],
+    strokes: Sequence[Stroke], dots: Sequence[Dot], rules: Sequence[Rule]
 ) -> Markup:
     """Return what belongs inside of an svg element; `ticks` has the values and words of the x and of the y axis."""
     def path(stroke: Stroke) -> str:

@@ -244,7 +244,7 @@ class Checkpointer(ABC):
 
     def _write(
         self, step: int, pieces: list[TensorChunk], values: JsonDict, files: Mapping[str, bytes],
-        times_s: tuple[float, float],
+        times_s: tuple[float, float]
     ) -> Saved:
         """Write a checkpoint, in the thread. A failure on one rank is known to all before anything is committed."""
         started, pause_s = times_s

@@ -92,7 +92,7 @@ class Clock:
         values = {
             "samples_per_s": self._window_steps * self._batch_size / seconds,
             "step_s": seconds / num_steps,
-            "input_s": (input_s - self._window_input_s) / num_steps,
+            "input_s": (input_s - self._window_input_s) / num_steps
         }
         self._window_started, self._window_steps, self._window_input_s = now, 0, input_s
         self._window_times.append(values["step_s"])

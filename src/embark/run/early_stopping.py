@@ -39,7 +39,7 @@ class EarlyStopping:
 
     def __init__(
         self, train: TrainSpec, source: SampleSource, world: Ranks, checkpoint: Checkpoint | None,
-        prune: Prune | None = None,
+        prune: Prune | None = None
     ) -> None:
         self.is_on = train.early_stopping_patience > 0
         self._train, self._world, self._prune, self._pruned = train, world, prune, ""

@@ -89,7 +89,7 @@ def evaluate_run(
     """Measure the metrics on `split` of the run's data, or of the prepared data or the raw files at `data`."""
     with (
         open_rows(trained.spec, trained.fingerprint, data, split, run_uri=trained.run_dir.uri) as rows,
-        loaded(trained, open_backend(trained.spec), rows) as model,
+        loaded(trained, open_backend(trained.spec), rows) as model
     ):
         found = Evaluation(rows.source, rows.spec.train.batch_size, model.world, rows.spec.model.tasks).run(
             model.trainer, model.step, lambda: False)
@@ -99,5 +99,5 @@ def evaluate_run(
             **{name: found.get(name, math.nan) for name in ("auc", "normalized_entropy", "log_loss", "calibration")},
             ranking={name: found[name] for name in (*RANKING_METRICS, "k", "num_users")} if "k" in found else None,
             rankings=found.get("rankings", {}), tasks=found.get("tasks", {}),
-            notes=(*rows.notes, *rows.source.notes),
+            notes=(*rows.notes, *rows.source.notes)
         )

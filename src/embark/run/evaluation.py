@@ -126,7 +126,7 @@ def metrics_from(sums: Sequence[float], auc: float | None, samples: float) -> di
     return {
         "auc": math.nan if auc is None else auc, "log_loss": log_loss,
         "normalized_entropy": ratio(log_loss, _entropy(ratio(clicks, samples))),
-        "calibration": ratio(predicted, clicks), "num_samples": samples,
+        "calibration": ratio(predicted, clicks), "num_samples": samples
     }
 
 
@@ -186,7 +186,7 @@ def refuse_trouble(
                         f"{where}, made the loss NaN", "drop such rows, or fill in the values")
     shown = f"at step {step}" if trouble is None else where
     raise Diverged(f"the loss became NaN {shown}; all inputs were finite, so the weights diverged",
-                   fix="a smaller train.learning_rate, or some train.warmup_steps; the same command resumes from "
+                   "a smaller train.learning_rate, or some train.warmup_steps; the same command resumes from "
                        "the last checkpoint")
 
 

@@ -104,7 +104,7 @@ def _refuse_without_features(trained: TrainedRun) -> None:
 
 def measure_importance(
     trained: TrainedRun, open_backend: Callable[[RunSpec], TrainerBackend], num_rows: int, *, data: str,
-    split: str, on_progress: Callable[[int, int], None] | None,
+    split: str, on_progress: Callable[[int, int], None] | None
 ) -> ImportanceResult:
     """Measure the importance of every feature, on rows as `evaluate_run` takes them, of which at most `num_rows`."""
     _refuse_without_features(trained)
@@ -134,7 +134,7 @@ def measure_importance(
                 num_samples=sum(part.num_eval_samples for part in parts), log_loss=fmean(loss for loss, _ in base),
                 auc=fmean(auc for _, auc in base),
                 features=tuple(sorted(found, key=lambda one: -one.log_loss_increase.mean)), method=METHOD,
-                notes=(*rows.notes, *rows.source.notes),
+                notes=(*rows.notes, *rows.source.notes)
             )
 
 

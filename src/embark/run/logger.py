@@ -163,7 +163,7 @@ def log_start(
         "age_s": PROCESS.uncounted_s(),
         "usd_per_hour": usd_per_hour(), "budget_usd": spec.place.budget_usd,
         "num_machines": max(1, world.num_devices // world.devices_per_host), "is_spot": spec.place.spot,
-        "versions": {"embark": __version__, **{name: found for name, found in installed().items() if found}},
+        "versions": {"embark": __version__, **{name: found for name, found in installed().items() if found}}
     })
     logger.log("plan", layout)
     if world.is_first and spec.data.kind in ("prepared", "interactions"):
@@ -193,7 +193,7 @@ def log_prediction(logger: RunLogger, spec: RunSpec, world: World, trainer: Trai
     prediction = predict_local(spec, {
         "device": world.device_type, "device_name": world.device_name, "engine": trainer.engine.name,
         "precision": trainer.precision, "world_size": world.num_devices, "host_bytes": host_bytes(),
-        "device_bytes": world.device_bytes,
+        "device_bytes": world.device_bytes
     })
     if prediction is not None:
         logger.log("predict", prediction)

@@ -31,7 +31,7 @@ from .warm_start import WarmStart
 
 def train(
     spec: RunSpec, backend: TrainerBackend, view: Sequence[Sink] = (), *, fresh: bool = False,
-    signals: StopSignals | None = None, prune: Prune | None = None, opener: RunOpener | None = None,
+    signals: StopSignals | None = None, prune: Prune | None = None, opener: RunOpener | None = None
 ) -> JsonDict:
     """Train what `spec` says; returns the values of the last evaluation and of the end.
 
@@ -48,7 +48,7 @@ def train(
     with (
         backend.join(spec.place) as world,
         NoticeWatch(is_polling=spec.place.watch_notices and world.is_host_leader) as notices,
-        ExitStack() as at_end,
+        ExitStack() as at_end
     ):
         run = resolve_run(spec, world, allocate=backend.allocator(world))
         spec, data = run.spec, at_end.enter_context(closing(run.data))
@@ -81,7 +81,7 @@ def train(
         return TrainingLoop(
             run=run, world=world, run_dir=run_dir, trainer=trainer, logger=logger, checkpoints=checkpoints,
             stop=StopCoordinator(signals, notices, world, guard, run_dir.lease), early_stopping=early_stopping,
-            step=step,
+            step=step
         ).train()
 
 
@@ -118,7 +118,7 @@ class TrainingLoop:
         with (
             self.trainer.feed(run.source, self.step, run.num_steps) as fed,
             RankReports(run.spec, self.world, self.logger, clock, self.trainer.profiler()) as reports,
-            data.reading(self.stop.is_asked, self.logger.warn),
+            data.reading(self.stop.is_asked, self.logger.warn)
         ):
             batches = clock.timed(fed)
             while self.step < run.num_steps and not self.decision.stop and not self.early_stopping.is_over:
@@ -182,7 +182,7 @@ class TrainingLoop:
         run, step, stop = self.run, self.step, self.decision.stop
         if stop == "lease":
             self.run_dir.check_lease()  # on the first rank, which knows the other process
-            raise RunInUse(f"{self.run_dir.uri} was taken over by another process", fix="the first rank says by which")
+            raise RunInUse(f"{self.run_dir.uri} was taken over by another process", "the first rank says by which")
         wants_last = run.spec.store.checkpoint_at_end or self.decision.is_save_due or bool(stop)
         is_eval_due = not stop and bool(run.source.num_eval_samples)
         with self.clock.paused():

@@ -128,7 +128,7 @@ class RankReports:
             "step": step, "step_s": [_own_step_s(before, after) for before, after in pairs],
             "input_s": [(after.input_s - before.input_s) / max(after.num_steps - before.num_steps, 1)
                         for before, after in pairs],
-            "systems": list(self._systems.values()),
+            "systems": list(self._systems.values())
         })
 
     def _log_phases(self, step: int, reports: Sequence[RankReport]) -> None:

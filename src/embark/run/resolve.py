@@ -54,7 +54,7 @@ def resolve_run(spec: RunSpec, world: World | None = None, *, allocate: Allocate
     return ResolvedRun(
         spec=spec, accepted=accepted, data=training_data(spec, source), num_steps=num_steps,
         steps_per_epoch=steps_per_epoch(source.num_train_samples, spec.train.batch_size),
-        identity=identity_of(spec, source, num_steps, world),
+        identity=identity_of(spec, source, num_steps, world)
     )
 
 

@@ -55,4 +55,4 @@ def stopped_by(name: str, what: str, again: str = "the same command", *, has_che
         return OverBudget(what, f"a larger place.budget_usd {'resumes from' if has_checkpoint else 'starts'} there")
     fix = f"run {again} to resume" if has_checkpoint else \
         "run the same command to start over: there is no checkpoint yet"
-    return Interrupted(what, fix=fix) if name == "SIGINT" else Preempted(what, fix=fix)
+    return Interrupted(what, fix) if name == "SIGINT" else Preempted(what, fix)

@@ -40,7 +40,7 @@ def parse_spec(text: str | None) -> RunSpec | None:
 
 
 def resolve(
-    raw: JsonMap, sets: Sequence[str] = (), *, where: str = "", text: str = "", folder: Path | None = None,
+    raw: JsonMap, sets: Sequence[str] = (), *, where: str = "", text: str = "", folder: Path | None = None
 ) -> RunSpec:
     """Turn nested dicts into a `RunSpec`, or raise one `SpecError` that names all mistakes. `folder` has the files of
     code that the spec names, which are read into it."""

@@ -24,7 +24,7 @@ OTHER_FIELDS = frozenset({  # Fields of these sections that do not decide what a
     "train.num_epochs", "train.num_steps", "train.eval_every", "train.early_stopping_patience",
     "train.early_stopping_metric", "train.early_stopping_min_delta", "train.sharding", "train.memory_reserve",
     "train.engine", "features.fitted",  # which follows from the data
-    "features.crosses",  # of prepared data alone, which has them in its content
+    "features.crosses"  # of prepared data alone, which has them in its content
 })
 LEARNING_FIELDS = frozenset(f"{name}.{field}" for name, section in (
     ("model", ModelSpec), ("data", DataSpec), ("features", FeaturesSpec), ("train", TrainSpec))
@@ -37,7 +37,7 @@ KIND_OF_FIELD = {
     **dict.fromkeys(("data.num_train_samples", "data.num_eval_samples", "data.zipf_exponent", "data.signal",
                      "data.task_conflict", "data.ragged"), "synthetic"),
     "data.interactions": "interactions",
-    **{f"features.{field}": "columns" for field in FeaturesSpec.model_fields},  # prepared data has them in its content
+    **{f"features.{field}": "columns" for field in FeaturesSpec.model_fields}  # prepared data has them in its content
 }
 """Fields that have an effect with one `data.kind` only."""
 

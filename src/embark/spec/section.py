@@ -32,7 +32,7 @@ class Section(BaseModel):
     """A section. The docstring under a field is its help text everywhere."""
 
     model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False,
+        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
 
     def changed(self, **values: Any) -> Self:

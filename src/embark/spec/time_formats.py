@@ -10,7 +10,7 @@ MONTHS = ("january", "february", "march", "april", "may", "june", "july", "augus
 _OTHERS = {
     "f": "[0-9]{1,6}", "p": "(?i:am|pm)", "z": "Z|[+-][0-9]{2}:?[0-9]{2}",
     "b": f"(?i:{'|'.join(name[:3] for name in MONTHS)})", "B": f"(?i:{'|'.join(MONTHS)})",
-    "a": "[A-Za-z]{3}", "A": "[A-Za-z]+",
+    "a": "[A-Za-z]{3}", "A": "[A-Za-z]+"
 }
 PACKED = re.compile("(%[YymdHMS])+")
 

@@ -85,7 +85,7 @@ def load_triples() -> tuple[Triple, ...]:
         Triple(
             torch=row["torch"], torchrec=row["torchrec"], fbgemm=row["fbgemm"], torchmetrics=packages["torchmetrics"],
             needs=tuple(packages["needs"]), distributions=tuple((v, names[v]) for v in variants if row[v] != "no"),
-            pythons=tuple(row["python"]), is_default=_minor(row["torch"]) == table["default"],
+            pythons=tuple(row["python"]), is_default=_minor(row["torch"]) == table["default"]
         )
         for row in table["triple"]
     )
@@ -126,7 +126,7 @@ def check(installed: Mapping[str, str | None], *, gpu: bool = False) -> list[Fin
         _check_fbgemm(installed, triple, variant, goes_with),
         _exact("torchmetrics", installed.get("torchmetrics"), triple.torchmetrics, "for torchrec's metrics"),
         *(Finding(name, found is not None, found, "any version", "" if found else _pip("install", name))
-          for name in triple.needs for found in [installed.get(name)]),
+          for name in triple.needs for found in [installed.get(name)])
     ]
 
 

@@ -196,7 +196,7 @@ def _info(step: int, entries: Sequence[Entry], committed: Checkpoint | None) -> 
     return CheckpointInfo(
         step, "damaged" if damage else "committed", committed.num_bytes, commit_s,
         num_ranks=ranks if isinstance(ranks, int) else None, damage=damage,
-        changed_texts=wrong(committed.text_files), committed=committed,
+        changed_texts=wrong(committed.text_files), committed=committed
     )
 
 

@@ -20,7 +20,7 @@ class Choice:
 
 def steps_between_saves(
     save_pause_s: float, save_cost_s: float, step_s: float, mtbf_s: float, grace_s: float, *,
-    max_lost_s: float = MAX_LOST_S,
+    max_lost_s: float = MAX_LOST_S
 ) -> Choice:
     """Choose the interval of `store.checkpoint_every = "auto"`.
 

@@ -217,7 +217,7 @@ def reasons_by_spec(store: StoreSpec, checkpoints: Sequence[Checkpoint]) -> dict
     reasons = reasons_to_keep(
         {c.step: metric_of(store, c) for c in checkpoints}, keep_last=store.keep_checkpoints,
         keep_every=store.keep_every, keep_best=store.keep_best,
-        better="down" if store.best_by in LOWER_IS_BETTER else "up",
+        better="down" if store.best_by in LOWER_IS_BETTER else "up"
     )
     # That of each newest one: a run may resume from any of them, should those after it be damaged.
     best = {best_step_of(c) for c in checkpoints if "newest" in reasons[c.step]}
@@ -240,7 +240,7 @@ def metric_of(store: StoreSpec, checkpoint: Checkpoint) -> float | None:
 
 def reasons_to_keep(
     metrics: Mapping[int, float | None], *, keep_last: int, keep_every: int = 0, keep_best: int = 0,
-    better: Literal["up", "down"] = "up",
+    better: Literal["up", "down"] = "up"
 ) -> dict[int, tuple[Reason, ...]]:
     """Return which rules keep each step; `metrics` has the evaluation of each step that was evaluated. The newest is
     kept whatever the rules say: a run resumes from it, and `keep_last` counts it. `keep_every` keeps the multiples of

@@ -48,12 +48,12 @@ NUM_PARTS_AT_ONCE = 4  # Parts of one file; `upload_many` sends several files at
 NEEDED = {
     "s3": "the bucket's name, AWS_REGION and AWS_ENDPOINT_URL",
     "gs": "the bucket's name, GOOGLE_APPLICATION_CREDENTIALS and GOOGLE_BASE_URL",
-    "az": "the container's name, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ENDPOINT",
+    "az": "the container's name, AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ENDPOINT"
 }
 ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
-    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL"),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT", "AZURITE_BLOB_STORAGE_URL")
 }
 
 
@@ -189,9 +189,9 @@ def open_cloud_store(uri: str, retry: RetryPolicy) -> CloudStore:
             "backoff": {
                 "init_backoff": timedelta(seconds=retry.first_wait_s),
                 "max_backoff": timedelta(seconds=retry.longest_wait_s),
-                "base": 2,
-            },
-        },
+                "base": 2
+            }
+        }
     }
     store: Client
     try:
@@ -215,7 +215,7 @@ def _client(scheme: str, retry: RetryPolicy) -> ClientConfig:
         "allow_http": endpoint.startswith("http://") or is_emulator,
         "connect_timeout": timedelta(seconds=retry.connect_s),
         "read_timeout": timedelta(seconds=retry.silence_s),
-        "timeout": timedelta(seconds=retry.request_s),
+        "timeout": timedelta(seconds=retry.request_s)
     }
 
 

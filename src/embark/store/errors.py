@@ -91,7 +91,7 @@ def explain(error: Exception, operation: str, where: str) -> EmbarkError:
             return _said(Fault if known.get("is_retryable", True) else UserError, operation, where,
                          f"{known['what']} ({_cause(error)})", attempts, FIXES.get(known["fix"], known["fix"]))
     if isinstance(error, FileNotFoundError):
-        return NotFound(f"there is no {where}", fix="check the path")
+        return NotFound(f"there is no {where}", "check the path")
     if isinstance(error, PermissionError):
         return _said(Fault, operation, where, f"access is denied ({_cause(error)})", attempts, FIXES["grant access"])
     return _said(Fault, operation, where, _cause(error), attempts)
@@ -168,7 +168,7 @@ def _innermost(text: str) -> str:
 def _of_system(error: OSError, operation: str, where: str) -> EmbarkError:
     cause = os.strerror(error.errno or 0).lower()
     if error.errno == errno.ENOENT:
-        return NotFound(f"there is no {error.filename or where}", fix="check the path")
+        return NotFound(f"there is no {error.filename or where}", "check the path")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return _said(Fault, operation, where, cause, 1, "free some space, or point store.root at a larger disk")
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP,

@@ -197,11 +197,11 @@ class Lease:
             holder = newest_holder(self._store)
         if holder is None or holder.token < self.token:
             self._lost = RunInUse(f"{self._store.uri} was removed while it was trained",
-                                  fix="nothing more was written; start again to train into a new directory")
+                                  "nothing more was written; start again to train into a new directory")
         else:
             self._lost = RunInUse(f"{self._store.uri} was taken over from this process, which had not renewed its "
                                   f"lease in time, by {holder}",
-                                  fix="nothing more was written; the other process trains on")
+                                  "nothing more was written; the other process trains on")
         raise self._lost
 
     def _write(self, holder: Holder) -> None:
@@ -220,7 +220,7 @@ class Lease:
 
 def acquire(
     store: ObjectStore, ttl_s: float, notify: Callable[[str], None] = lambda _: None, *,
-    clock: Callable[[], float] | None = None, pause: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] | None = None, pause: Callable[[float], None] = time.sleep
 ) -> Lease:
     """Hold the run whose directory `store` is, or raise `RunInUse`. `notify` is called with what is waited for."""
     clock = clock or _seconds
@@ -301,7 +301,7 @@ def _boot_and_namespace() -> str:
 
 def _in_use(store: ObjectStore, holder: Holder) -> RunInUse:
     return RunInUse(f"{store.uri} is being trained by {holder}",
-                    fix="wait for it or stop it; --fresh, or another --set name=…, trains beside it")
+                    "wait for it or stop it; --fresh, or another --set name=…, trains beside it")
 
 
 def _tokens(store: ObjectStore) -> list[int]:

@@ -66,7 +66,7 @@ class Transfer:
         return CopyPlan(
             tuple(item for item in todo if item.path not in last),
             tuple(item for item in self._items if item not in todo),
-            tuple(item for item in todo if item.path in last),
+            tuple(item for item in todo if item.path in last)
         )
 
     def run(self, plan: CopyPlan, *, verify: bool, progress: Progress | None = None) -> None:

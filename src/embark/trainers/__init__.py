@@ -36,7 +36,7 @@ DEVICES = ("jax", "tpu")
 
 def train(
     spec: RunSpec, view: Sequence[Sink] = (), *, fresh: bool = False, accept_change: Sequence[str] = (),
-    signals: StopSignals | None = None, progress: bool | None = None,
+    signals: StopSignals | None = None, progress: bool | None = None
 ) -> TrainResult:
     """Train a spec on this machine: start it, resume it, or leave a finished run alone; see `run.loop.train`.
 
@@ -125,7 +125,7 @@ def build_index(trained: TrainedRun, arrays: CheckpointArrays) -> tuple[ItemInde
 
 def feature_importance(
     run: str, *, data: str = "", split: str = "", step: int | None = None, rows: int = 50_000,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None
 ) -> ImportanceResult:
     """Measure what the model loses on the rows of `evaluate` when each feature in turn is permuted; see
     `run.feature_metrics`."""

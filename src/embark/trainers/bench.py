@@ -82,13 +82,13 @@ def time_contender(make: Callable[[], Contender], batch_size: int, seconds: floa
     contender.close()
     return StepTiming(
         name=contender.name, samples_per_s=batch_size / step_s, step_ms=step_s * 1e3, fastest_ms=min(times) * 1e3,
-        slowest_ms=max(times) * 1e3, first_step_s=first_s, memory_bytes=memory_bytes,
+        slowest_ms=max(times) * 1e3, first_step_s=first_s, memory_bytes=memory_bytes
     )
 
 
 def time_steps(
     contender: Contender, seconds: float, warm_up_steps: int = WARM_UP_STEPS,
-    before_round: Callable[[], None] = lambda: None,
+    before_round: Callable[[], None] = lambda: None
 ) -> list[float]:
     """Return the seconds of a step in each round."""
     contender.run(warm_up_steps)

@@ -46,7 +46,7 @@ def plan_budget(prepare: PrepareSpec, schema: Schema, *, has_runs: bool, group_b
     if num_workers < 1:
         raise UserError(
             f"data.prepare.memory_gb = {prepare.memory_gb:g} is too little for this input",
-            f"data.prepare.memory_gb = {-(-(PARENT_BYTES + least) // 10_000_000) / 100} is the least",
+            f"data.prepare.memory_gb = {-(-(PARENT_BYTES + least) // 10_000_000) / 100} is the least"
         )
     free = (memory_bytes - PARENT_BYTES) // num_workers - fixed
     run_rows = 0

@@ -72,7 +72,7 @@ class CriteoReader:
             starts + chunk.position, slab.label.astype(np.float32), slab.dense, tuple(slab.keys), (None,) * NUM_SPARSE,
             tuple(mask if has else None for mask, has in zip(slab.is_missing, has_missing, strict=True)),
             bad=tuple(BadRow(first_line + line, why) for line, why in bad[:MAX_QUOTED]),
-            reasons=Counter(reason_of(why) for _, why in bad), num_lines=len(slab.line_starts),
+            reasons=Counter(reason_of(why) for _, why in bad), num_lines=len(slab.line_starts)
         )
 
 
@@ -131,7 +131,7 @@ def _with_doubtful(slab: Slab, text: Bytes, names: tuple[str, ...]) -> tuple[Sla
         slab, lines=lines[order], label=merged(slab.label, [label for _, (label, _, _) in good]),
         dense=merged(slab.dense, [[np.nan if v is None else v for v in values] for _, (_, values, _) in good]),
         keys=merged(slab.keys, [[v or 0 for v in keys] for _, (_, _, keys) in good], 1),
-        is_missing=merged(slab.is_missing, [[v is None for v in keys] for _, (_, _, keys) in good], 1),
+        is_missing=merged(slab.is_missing, [[v is None for v in keys] for _, (_, _, keys) in good], 1)
     ), bad
 
 

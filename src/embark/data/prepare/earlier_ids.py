@@ -153,7 +153,7 @@ class EarlierIds:
             ("features", *(json.dumps(one.model_dump(mode="json"))
                            for one in (FeaturesSpec.model_validate(self._features()), spec.features))),
             ("features that share a table", _sharing(self.before.manifest.settings.get(SHARED, {})),
-             _sharing(shared_tables(spec.model))),
+             _sharing(shared_tables(spec.model)))
         ):
             if before != now:
                 yield f"{what}: {before} there, {now} here"

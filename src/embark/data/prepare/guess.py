@@ -232,7 +232,7 @@ def _choose(spec: RunSpec, sample: Sample, tables: dict[str, Table], list_delimi
     not_taken = {
         "dense": "not among data.dense_columns" if data.dense_columns else
         "the spec names the sparse columns and no dense one",
-        "sparse": "not among " + ("model.tables" if tables else "data.prepare.sparse_columns"),
+        "sparse": "not among " + ("model.tables" if tables else "data.prepare.sparse_columns")
     }
     said = {name: f"is named in {field}" for field, name in _named_columns(spec) if field in _NO_IDS}
     said |= dict.fromkeys(spec.features.times, "is named in features.columns")
@@ -431,7 +431,7 @@ def _named_columns(spec: RunSpec) -> Iterator[tuple[str, str]]:
         ("features.columns", tuple(spec.features.columns)),
         ("model.tables", tuple(table.name for table in spec.model.tables)),
         ("weights_column", tuple(table.weights_column for table in spec.model.tables if table.weights_column)),
-        ("model.tasks", label_columns(spec.model.tasks)),
+        ("model.tasks", label_columns(spec.model.tasks))
     ):
         yield from ((where, name) for name in names)
 

@@ -201,7 +201,7 @@ class Numbered:
 
 def number_keys(
     runs: Sequence[RunKeys], files: IdFiles, *, min_count: int, max_rows: int, max_entries: int, report: Report,
-    known: KnownIds | None = None, beside: Sequence[RunKeys] = (), has_counts: bool = False,
+    known: KnownIds | None = None, beside: Sequence[RunKeys] = (), has_counts: bool = False
 ) -> Numbered:
     """Number the keys: id 1 for the most frequent, ties by key; 0 for those seen fewer than `min_count` times and all
     that find no row below `max_rows`.
@@ -241,7 +241,7 @@ def number_keys(
         open(counted, "rb") as file, npy_file(files.keys, dtype, (num_kept,)) as keys_file,
         npy_file(files.ids, ID, (num_kept,)) as ids_file,
         npy_file(files.counts, np.dtype("<i8"), (num_kept,)) if has_counts else open(f"{files.codes}.part", "wb")
-        as more_file,
+        as more_file
     ):
         for lows, highs in parts:
             keys, counts, ids = (np.load(file) for _ in range(3))

@@ -92,7 +92,7 @@ class Preview:
             "tables": self.tables, "columns": schema.describe(), "toml": self.toml, "splits": self.splits,
             "ids": self.ids,
             "memory_bytes": budget.memory_bytes, "num_workers": budget.num_workers,
-            "worker_bytes": budget.worker_bytes, "chunk_bytes": budget.chunk_bytes,
+            "worker_bytes": budget.worker_bytes, "chunk_bytes": budget.chunk_bytes
         }
 
 
@@ -118,7 +118,7 @@ class PrepareResult:
             "memory_bytes": self.memory_bytes, "was_complete": self.was_complete, "layout": manifest.layout.to_json(),
             "dropped": dict(self.dropped), "time_split": manifest.time_split,
             "hints": [asdict(hint) for hint in self.hints],
-            **({"id_map_from": self.id_map_from, "id_maps": manifest.settings["id_maps"]} if self.id_map_from else {}),
+            **({"id_map_from": self.id_map_from, "id_maps": manifest.settings["id_maps"]} if self.id_map_from else {})
         }
 
 
@@ -132,7 +132,7 @@ def preview(spec: RunSpec) -> Preview:
         "fraction": f"random: {spec.data.eval_fraction:g} to validation, {prepare.test_fraction:g} to test",
         "file": f"by file: {', '.join(prepare.validation_files)} to validation, "
                 f"{', '.join(prepare.test_files) or 'none'} to test",
-        "time": describe_time_split(spec.data),
+        "time": describe_time_split(spec.data)
     }[prepare.split]
     rare = {None: " or rare", 1: ""}.get(prepare.min_count, f" or seen fewer than {prepare.min_count} times")
     ids = {"hash": "by hash, modulo the table's rows",
@@ -243,7 +243,7 @@ def _has_runs(schema: Schema, methods: Sequence[IdMethod]) -> bool:
 
 def prepare(
     spec: RunSpec, schema: Schema, inputs: Inputs, files: list[InputFile], out: str | Path, *,
-    on_progress: OnProgress | None = None, fresh: bool = False, earlier: EarlierIds | None = None,
+    on_progress: OnProgress | None = None, fresh: bool = False, earlier: EarlierIds | None = None
 ) -> PrepareResult:
     """Prepare `files` into the folder or the URI `out`, with the ids of `earlier` data.
 
@@ -322,7 +322,7 @@ def settings_of(
                    "changed": file.changed} for file in files],
         **({EARLIER: earlier.settings()} if earlier else {}),
         **({TABLES: [asdict(one) for one in tables]} if (tables := tables_of(files)) else {}),
-        **({SHARED: shared} if (shared := shared_tables(spec.model)) else {}),
+        **({SHARED: shared} if (shared := shared_tables(spec.model)) else {})
     }))
 
 
@@ -385,7 +385,7 @@ class Run:
         return Manifest(
             layout, parts_of(written, SPLITS), self.work.schema.label,
             settings=without_files(settings) | {"id_maps": id_maps, **self._state(numbers)},
-            sources=self._sources(settings, tasks, records), bad_rows=bad.to_json(),
+            sources=self._sources(settings, tasks, records), bad_rows=bad.to_json()
         )
 
     def _checked_rows(self, tasks: Sequence[Task], records: Sequence[Record]) -> BadRows:

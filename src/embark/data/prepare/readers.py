@@ -162,7 +162,7 @@ class CsvReader(_ArrowReader):
                 newlines_in_values=has_quotes, ignore_empty_lines=True),
             convert_options=arrow_csv.ConvertOptions(
                 check_utf8=False, column_types={name: pa.binary() for name in wanted}, include_columns=wanted,
-                strings_can_be_null=False),
+                strings_can_be_null=False)
         )
 
     def _columns_of(self, file: InputFile) -> Sequence[str]:

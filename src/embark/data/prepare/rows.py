@@ -115,7 +115,7 @@ class BadRows:
                 f"{self.num_bad:,} of {self.num_rows + self.num_bad:,} rows cannot be read ({self.share:.2%}), more "
                 f"than data.prepare.max_bad_share = {max_share:g} allows. The first:{examples}",
                 "fix the input, or what [data.prepare] says of it; if these rows may be lost, set "
-                    f"data.prepare.max_bad_share = {enough:g}",
+                    f"data.prepare.max_bad_share = {enough:g}"
             )
 
 

@@ -84,7 +84,7 @@ def count_values(
     num_values = 0
     with (
         open(f"{files.codes}.part", "wb") as codes_file, open(raw_keys, "wb") as keys_file,
-        open(raw_values, "wb") as values_file,
+        open(raw_values, "wb") as values_file
     ):
         for lows, highs in pairwise(bounds.T):
             pieces = [(run, int(low), int(high)) for run, low, high in zip(runs, lows, highs, strict=True)]

@@ -158,7 +158,7 @@ def _damaged(file: InputFile, what: str, at: int, num_out: int, why: str = "") -
     return DataError(
         f"{file.uri}: the gzip file is {what} {at:,} of {file.size_bytes:,} bytes, after "
         f"{num_out:,} bytes of text{why}",
-        "copy or download it again: this copy has lost what comes after that",
+        "copy or download it again: this copy has lost what comes after that"
     )
 
 

@@ -202,7 +202,7 @@ class CachedParts:
                 if is_last:
                     raise DataError(
                         f"{self._store.uri.rstrip('/')}/{part.file}: its checksum is {found[:16]}…, the manifest says "
-                        f"{part.sha256[:16]}…", REPAIR,
+                        f"{part.sha256[:16]}…", REPAIR
                     )
         finally:
             reserved.unlink(missing_ok=True)
@@ -353,7 +353,7 @@ def open_prepared(spec: RunSpec, allocate: Allocate | None = None) -> PreparedSo
         _refuse(data.path, _incomplete_parts(wanted, {entry.path: entry.size_bytes for entry in store.list()}))
         parts = CachedParts(
             store, cache_directory(data.path, data.cache_dir), round(data.cache_gb * 1e9), manifest.layout,
-            manifest.block_rows, max((part.size_bytes for part in wanted), default=0),
+            manifest.block_rows, max((part.size_bytes for part in wanted), default=0)
         )
     if SEQUENCES in manifest.settings:
         return SequenceSource(manifest, spec.model, data, parts, read_items(data.path, manifest))

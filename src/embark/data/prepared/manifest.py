@@ -126,7 +126,7 @@ class Manifest:
             "label": self.label, "block_rows": self.block_rows,
             "rows": self.rows_by_split, "layout": self.layout.to_json(),
             "settings": self.settings, "sources": list(self.sources), "bad_rows": self.bad_rows,
-            "parts": parts,
+            "parts": parts
         }
         return json.dumps(value, indent=1) + "\n"
 
@@ -207,7 +207,7 @@ def resolve_from_manifest(spec: RunSpec, manifest: Manifest) -> RunSpec:
         raise DataError(
             "\n  ".join([f"{spec.data.path}: the data is not what [model] says", *differences]),
             "change [model] so; or leave tables, num_tables, rows_per_table and num_dense out of it, to take "
-                "those of the data; or prepare the data again: embark data prepare SPEC",
+                "those of the data; or prepare the data again: embark data prepare SPEC"
         )
     return with_train_defaults(spec.changed(model=model), manifest.num_rows("train"),
                                manifest.num_rows(spec.data.eval_split))

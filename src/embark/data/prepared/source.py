@@ -57,7 +57,7 @@ class PreparedSource:
 
     def __init__(
         self, manifest: Manifest, tables: Sequence[Table], data: DataSpec, parts: Parts,
-        allocate: Allocate | None = None, tasks: tuple[Task, ...] = (),
+        allocate: Allocate | None = None, tasks: tuple[Task, ...] = ()
     ) -> None:
         self.layout: Layout = manifest.layout
         self._tasks, self._label_columns = tasks, label_columns_of(manifest)

@@ -175,7 +175,7 @@ class CloudWatch:
             "Dimensions": [{"Name": name, "Value": value[:MAX_LABEL] or "-"} for name, value in labels],
             "Timestamp": datetime.fromtimestamp(reading.time_s, UTC),
             "Value": reading.value,
-            "Unit": UNITS["cloudwatch"].get(reading.metric.unit, "None"),
+            "Unit": UNITS["cloudwatch"].get(reading.metric.unit, "None")
         }
 
 

@@ -29,7 +29,7 @@ class TensorBoardSink:
         except ImportError as error:
             raise MissingPackage(
                 "TensorBoard curves need the tensorboard package, which is not installed",
-                'pip install "embark-rec[tensorboard]", or set watch.tensorboard = false',
+                'pip install "embark-rec[tensorboard]", or set watch.tensorboard = false'
             ) from error
         self._events: Any = event_pb2
         self._summaries: Any = summary_pb2

@@ -186,7 +186,7 @@ class TerminalView:
                 transient=True,
                 # Only what would land on the bar is captured and put above it: `2>errors.txt` stays the user's.
                 redirect_stdout=sys.stdout.isatty(),
-                redirect_stderr=sys.stderr.isatty(),
+                redirect_stderr=sys.stderr.isatty()
             )
             self._live.start(refresh=True)
 

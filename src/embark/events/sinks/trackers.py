@@ -109,7 +109,7 @@ class Wandb:
         settings = wandb.Settings(
             silent=True, console="off", disable_code=True, disable_git=True, disable_job_creation=True, symlink=False,
             x_disable_meta=True, x_disable_stats=True, x_disable_machine_info=True, x_save_requirements=False,
-            init_timeout=ANSWER_S, finish_timeout=ANSWER_S,
+            init_timeout=ANSWER_S, finish_timeout=ANSWER_S
         )
         wandb.setup(settings=settings)  # also silences what comes before the run, and its question for a key
         try:

@@ -212,7 +212,7 @@ def _joined(slices: list[SparseCells]) -> SparseCells:
     return SparseCells(
         np.concatenate([s.keys for s in slices]), np.concatenate(lengths),
         is_bad=np.concatenate(bad) if any(s.is_bad is not None for s in slices) else None,
-        num_cut=sum(s.num_cut for s in slices),
+        num_cut=sum(s.num_cut for s in slices)
     )
 
 

@@ -133,7 +133,7 @@ class RowParser:
             tuple(k.is_missing for k in keys), bad=tuple(examples[:MAX_QUOTED]),
             reasons=bad.reasons + Counter(row.why for row in location.bad), num_cut=sum(k.num_cut for k in keys),
             num_lines=location.num_lines,
-            time=times[schema.time_column].micros if schema.has_row_time else None,
+            time=times[schema.time_column].micros if schema.has_row_time else None
         )
         return with_made(rows.select(~bad.mask) if bad.mask.any() else rows, schema)
 

@@ -41,7 +41,7 @@ class Local(LaunchBackend):
         num_ranks = 1 if spec.place.device in ("cpu", "jax", "tpu") else max(1, num_gpus())
         where = {
             "folder": str(registry_dir() / "local" / spec.name), "num_ranks": num_ranks, "cwd": str(Path.cwd()),
-            "grace_s": int(spec.place.grace_s or GRACE_S),
+            "grace_s": int(spec.place.grace_s or GRACE_S)
         }
         return RunHandle(name=spec.name, backend="local", where=where, run_uri=absolute_run_uri(spec),
                          title=f"{spec.name} on this machine: {pluralize(num_ranks, 'rank')}")

@@ -152,7 +152,7 @@ class MachinesBackend(LaunchBackend):
             late = self._ssh.stop(hosts, grace_s + STOP_MARGIN_S)
         except KeyboardInterrupt:
             raise Interrupted(f"stopped waiting; the ranks of {name} are stopping, and its machines still exist",
-                              fix=f"embark cancel {name} deletes them") from None
+                              f"embark cancel {name} deletes them") from None
         except EmbarkError as error:
             self._notify(f"the ranks could not be stopped: {to_one_line(error.what)[:300]}")
             return

@@ -46,7 +46,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def status_of(
-    job: JsonMap, actors: Sequence[JsonMap], nodes: Sequence[JsonMap], handle: RunHandle,
+    job: JsonMap, actors: Sequence[JsonMap], nodes: Sequence[JsonMap], handle: RunHandle
 ) -> Status:
     """Return the status of a job that the cluster knows."""
     workers = [actor for actor in actors if actor.get("class_name") == WORKER]
@@ -182,8 +182,8 @@ class Ray(LaunchBackend):
             "runtime_env": {"working_dir": f"gcs://{name}", "env_vars": {
                 # So long after the notice Ray kills the job.
                 "RAY_JOB_STOP_WAIT_TIME_S": str(handle.where["grace_s"]),
-                "EMBARK_GRACE_S": str(max(1, handle.where["grace_s"] - 10)),
-            }},
+                "EMBARK_GRACE_S": str(max(1, handle.where["grace_s"] - 10))
+            }}
         }
         request.record(Resource(f"the job {identity} of the Ray cluster {where}", f"embark cancel {handle.name}"))
         client.request("PUT", f"{where}/api/packages/gcs/{name}", package, body_name=f"{RAY_SCRIPT} and {SPEC}",

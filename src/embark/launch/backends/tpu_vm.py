@@ -25,7 +25,7 @@ from .machines import RUN_FOLDER, Existing, MachinesBackend, end_later
 STARTUP = "startup.sh"
 WAITING = {
     "CREATING": "Google is checking the request", "ACCEPTED": "it waits in Google's queue",
-    "WAITING_FOR_RESOURCES": "it waits in Google's queue for capacity", "PROVISIONING": "its hosts are being created",
+    "WAITING_FOR_RESOURCES": "it waits in Google's queue for capacity", "PROVISIONING": "its hosts are being created"
 }
 PREEMPTED = ("SUSPENDING", "SUSPENDED")
 
@@ -38,7 +38,7 @@ class TpuVm(MachinesBackend):
         where = {
             "folder": str(registry_dir() / "tpu-vm" / job.name), "object": job.name,
             "PROJECT": gcp_project(job), **from_environment(RUNTIME_VERSION=tpu_vm.runtime_version(job)),
-            "ZONE": job.location.zone,
+            "ZONE": job.location.zone
         }
         return RunHandle.of(job, "tpu-vm", where)
 

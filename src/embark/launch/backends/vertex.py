@@ -44,7 +44,7 @@ SERVICE = "service"  # Vertex AI's name for itself among the tasks of a job.
 STATES: dict[str, State] = {
     "QUEUED": "pending", "PENDING": "pending", "RUNNING": "running", "SUCCEEDED": "succeeded",
     "PARTIALLY_SUCCEEDED": "succeeded", "FAILED": "failed", "EXPIRED": "failed", "CANCELLING": "pending",
-    "CANCELLED": "gone", "PAUSED": "pending", "UPDATING": "running",
+    "CANCELLED": "gone", "PAUSED": "pending", "UPDATING": "running"
 }
 """The state of a run by `JOB_STATE_…`."""
 ACTIVE = ("QUEUED", "PENDING", "RUNNING", "CANCELLING", "PAUSED", "UPDATING")
@@ -77,7 +77,7 @@ class Vertex(LaunchBackend):
         project, region = spec.place.account, job.location.region
         where = {
             "context": f"projects/{project}/locations/{region}", "project": project, "region": region,
-            "id": f"{job.name}-{int(time.time())}", "display_name": job.name, "num_nodes": job.num_nodes,
+            "id": f"{job.name}-{int(time.time())}", "display_name": job.name, "num_nodes": job.num_nodes
         }
         return RunHandle.of(job, "vertex", where)
 

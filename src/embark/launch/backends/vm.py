@@ -44,7 +44,7 @@ class Vm(MachinesBackend):
         refuse_volume(job)
         where = {
             "folder": str(registry_dir() / "vm" / job.cloud / job.name), "cloud": job.cloud, "object": job.name,
-            "num_nodes": job.num_nodes, **CLOUDS[job.cloud].settings(job),
+            "num_nodes": job.num_nodes, **CLOUDS[job.cloud].settings(job)
         }
         return RunHandle.of(job, "vm", where)
 
@@ -179,7 +179,7 @@ def machine_files(job: Job, index: int, master: str) -> Mapping[str, str | bytes
         **config, **({} if job.spec.place.image else {wheel_name(): wheel_bytes()}),
         "setup.sh": setup_program(job, wheels=RUN_FOLDER), "node.sh": node_program(job, identity), "start.sh": start,
         "off.sh": off_program(job),
-        "job.json": job_json([f"{RUN_FOLDER}/start.sh"], cwd="/", after=end_later()),
+        "job.json": job_json([f"{RUN_FOLDER}/start.sh"], cwd="/", after=end_later())
     }
 
 

@@ -26,7 +26,7 @@ SUBJECTS: dict[str, Callable[[Manifests], Iterable[Any]]] = {
     "gke_pool": gcp.node_pools, "pool": gcp.vertex_pools, "text": gcp.texts, "pins": files.pins,
     "image": files.training_images, "torchx": kubeflow.torchx_runs, "served_job": rendezvous.jobs_with_services,
     "own_job": rendezvous.own_jobs, "server": serving.servers, "follower": following.followers,
-    "batch": slurm.batch_scripts,
+    "batch": slurm.batch_scripts
 }
 
 

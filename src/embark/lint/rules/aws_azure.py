@@ -18,7 +18,7 @@ EFA = "vpc.amazonaws.com/efa"
 _NOT_WITH_EFA = {
     "FI_PROVIDER": "libfabric finds EFA by itself",
     "FI_EFA_USE_DEVICE_RDMA": "it is the default where the device can",
-    "NCCL_PROTO": "the plugin chooses, and Simple alone is slow for small messages",
+    "NCCL_PROTO": "the plugin chooses, and Simple alone is slow for small messages"
 }
 
 

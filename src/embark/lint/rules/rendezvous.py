@@ -19,7 +19,7 @@ _INJECTED = {
     "TrainJob": re.compile(r"PET_\w+|JOB_COMPLETION_INDEX"),
     "Job": re.compile(r"JOB_COMPLETION_INDEX"),
     "CronJob": re.compile(r"JOB_COMPLETION_INDEX"),
-    "JobSet": re.compile(r"JOB_COMPLETION_INDEX|JOBSET_\w+"),
+    "JobSet": re.compile(r"JOB_COMPLETION_INDEX|JOBSET_\w+")
 }
 _SERVICE_VARIABLE = re.compile(r"KUBERNETES_\w+|[A-Z0-9_]+_SERVICE_(?:HOST|PORT)\w*")
 _POD_NAME = re.compile(r"^(?P<pod>[a-z0-9]([-a-z0-9]*[a-z0-9])?)(?:\.(?P<service>[a-z0-9][-a-z0-9]*))?(?:\..*)?$")

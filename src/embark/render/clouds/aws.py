@@ -31,13 +31,13 @@ def render_vm(job: Job) -> Files:
     values = {
         "ami": AMI, "num_cards": num, "cards": card_words(max(2, num)), "start_words": start_words(job),
         "role_steps": role_steps(job, "file://vm_role_trust.json", "file://vm_role_policy.json"),
-        "placement_step": job_steps(job, "placement")[0], "upload_words": upload_words(job),
+        "placement_step": job_steps(job, "placement")[0], "upload_words": upload_words(job)
     }
     return [
         script_file("vm.sh", "aws/vm.sh.j2", job, about=about_machines(job), **values),
         cloud_init(job, render_template("aws/find_rank.sh") + plugin_text(job)),
         File("vm_role_trust.json", json.dumps(ROLE_TRUST, indent=2) + "\n"),
-        *([File("vm_role_policy.json", json.dumps(policy, indent=2) + "\n")] if policy["Statement"] else []),
+        *([File("vm_role_policy.json", json.dumps(policy, indent=2) + "\n")] if policy["Statement"] else [])
     ]
 
 
@@ -96,7 +96,7 @@ def render_eks(job: Job) -> Files:
                                           server_statements=path_statements([job.versions] if job.versions else []),
                                           **values)),
         File("eks_objects.yaml", job_text("aws/eks_objects.yaml.j2", job, about=ABOUT_OBJECTS)),
-        script_file("eks_cluster.sh", "aws/cluster.sh.j2", job, **values),
+        script_file("eks_cluster.sh", "aws/cluster.sh.j2", job, **values)
     ]
 
 

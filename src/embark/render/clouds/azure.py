@@ -30,7 +30,7 @@ def render_vm(job: Job) -> Files:
         script_file("vm.sh", "azure/vm.sh.j2", job, about=about, vm_image=IMAGE, steps=network_steps(job),
                     start_words=words, grants=container_grants(job), upload_words=upload_words(job),
                     registry=acr_name(job.image) if job.place.image else ""),
-        cloud_init(job, find_by_name(job)),
+        cloud_init(job, find_by_name(job))
     ]
 
 

@@ -18,7 +18,7 @@ INSTALLERS = "https://raw.githubusercontent.com/GoogleCloudPlatform/container-en
 INSTALLER_OF = {
     "gpudirect-tcpx": ["gpudirect-tcpx/nccl-tcpx-installer.yaml", "nri_device_injector/nri-device-injector.yaml"],
     "gpudirect-tcpxo": ["gpudirect-tcpxo/nccl-tcpxo-installer.yaml", "nri_device_injector/nri-device-injector.yaml"],
-    "gpudirect-rdma": ["gpudirect-rdma/nccl-rdma-installer.yaml"],
+    "gpudirect-rdma": ["gpudirect-rdma/nccl-rdma-installer.yaml"]
 }
 
 
@@ -30,7 +30,7 @@ def render_vm(job: Job) -> Files:
         script_file("vm.sh", "gcp/vm.sh.j2", job, about=about_machines(job), image_family=IMAGE_FAMILY,
                     image_project=IMAGE_PROJECT, steps=[*account_steps(job), *network_steps(job)], start_words=words,
                     upload_words=upload_words(job)),
-        cloud_init(job, find_by_name(job)),
+        cloud_init(job, find_by_name(job))
     ]
 
 
@@ -100,7 +100,7 @@ def render_gke(job: Job) -> Files:
             num_disks=round((machine.local_disk_gb or 0) / LOCAL_SSD_GB), is_tpu=is_tpu, is_compact=is_compact,
             nodes_per_pool=machine.num_hosts if machine.num_hosts > 1 else job.num_nodes,
             topology=job.topology,
-            installers=[f"{INSTALLERS}/{path}" for path in INSTALLER_OF.get(machine.fabric.name, [])]),
+            installers=[f"{INSTALLERS}/{path}" for path in INSTALLER_OF.get(machine.fabric.name, [])])
     ]
 
 

@@ -109,5 +109,5 @@ def _values(job: Job, num_workers: int, *, max_name: int = MAX_LABEL) -> JsonDic
         "artifact": artifact_of(spec), "machine": machine, "serve": spec.serve, "port": PORT, "ready": READY,
         "live": LIVE, "score": SCORE, "drain_s": DRAIN_S, "start_s": min(MAX_START_S, start_s(num_bytes)),
         "disk_gib": disk_gib(spec), "price": _price(job, machine, listed), "cpu_percent": round(100 * VCPU_TARGET),
-        "annotations": {TABLE_BYTES: str(round(num_bytes))} if knows_tables(spec) else {},
+        "annotations": {TABLE_BYTES: str(round(num_bytes))} if knows_tables(spec) else {}
     }

@@ -31,7 +31,7 @@ MANIFESTS = {
     "jobset": ("jobset.yaml", "jobset.jobset.x-k8s.io"),
     "trainjob": ("trainjob.yaml", "trainjob.trainer.kubeflow.org"),
     "pytorchjob": ("pytorchjob.yaml", "pytorchjob.kubeflow.org"),
-    "ray": ("rayjob.yaml", "rayjob.ray.io"),
+    "ray": ("rayjob.yaml", "rayjob.ray.io")
 }
 """The file of each target, and kubectl's name for its object."""
 CONTAINERS = {"job": CONTAINER, "jobset": CONTAINER, "trainjob": "node", "pytorchjob": "pytorch", "ray": "ray-worker"}
@@ -140,7 +140,7 @@ def _values(job: Job, target: str) -> JsonDict:
         "retries_per_node": RETRIES_PER_NODE, "max_restarts": job.max_restarts,
         "deadline_s": None if hours is None else max(1, round(hours * 3600)),
         "has_subdomain": target == "job" and job.num_pods > 1,
-        "has_restart_policy": target not in ("pytorchjob", "ray"),  # those own restarts themselves
+        "has_restart_policy": target not in ("pytorchjob", "ray")  # those own restarts themselves
     }
 
 

@@ -41,7 +41,7 @@ _AWS = "service.beta.kubernetes.io/aws-load-balancer-"
 LOAD_BALANCERS: dict[str, dict[str, dict[str, str]]] = {
     "aws": {"internal": {f"{_AWS}type": "nlb", f"{_AWS}internal": "true"}, "public": {f"{_AWS}type": "nlb"}},
     "azure": {"internal": {"service.beta.kubernetes.io/azure-load-balancer-internal": "true"}},
-    "gcp": {"internal": {"networking.gke.io/load-balancer-type": "Internal"}},
+    "gcp": {"internal": {"networking.gke.io/load-balancer-type": "Internal"}}
 }
 """Annotations of a Service by which a cloud makes its load balancer, by `serve.expose`."""
 PRE_STOP_S = 10  # Seconds until every proxy and load balancer has dropped the pod's address.
@@ -87,7 +87,7 @@ def render_serve(job: Job) -> Files:
         "scheme": "https" if is_https else "http", "surge": surge_of(spec), "peers": peers(job),
         "balancer": LOAD_BALANCERS.get(job.cloud, {}).get(serve.expose, {}),
         "monitor_api": MONITOR_RESOURCES[job.cloud].partition(".")[2] + "/v1",
-        "monitor_labels": labels | ({"release": PROMETHEUS_RELEASE} if job.cloud == "aws" else {}),
+        "monitor_labels": labels | ({"release": PROMETHEUS_RELEASE} if job.cloud == "aws" else {})
     }
     paths = [FILES[target], *([METRICS_FILE] if target == "serve" else [])]
     return [File(path, job_text(f"kubernetes/{path}.j2", job, **values)) for path in paths]

@@ -51,7 +51,7 @@ def component(job: Job) -> str:
         "MEMORY_MB": (job.memory_gib or 8) * 1024, "DEVICES": devices, "LABELS": plain(node_selector(job)),
         "ENVIRONMENT": env, "MAX_RETRIES": MAX_RESTARTS,
         "START": _start(job), "PORT": PORT, "WAIT_S": WAIT_S, "POD": pod_overlay(job),
-        "CLAIMS": {job.claim_name: job.place.volume_path} if job.claim_name else {},
+        "CLAIMS": {job.claim_name: job.place.volume_path} if job.claim_name else {}
     }
     about = f"Trains {job.title}, by TorchX. The cluster needs Volcano. {SUBMIT.format(job.namespace)}"
     return python_text("cloud_component.py.j2", values, about=about)
@@ -62,7 +62,7 @@ def pod_overlay(job: Job) -> JsonDict:
     spec: JsonDict = {
         "serviceAccountName": job.place.service_account, "automountServiceAccountToken": False,
         "terminationGracePeriodSeconds": grace_s(job), "tolerations": plain(tolerations(job)),
-        "securityContext": {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID},
+        "securityContext": {"runAsNonRoot": True, "runAsUser": USER_ID, "runAsGroup": USER_ID, "fsGroup": USER_ID}
     }
     if job.place.pull_secret:
         spec["imagePullSecrets"] = [{"name": job.place.pull_secret}]

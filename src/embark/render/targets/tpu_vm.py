@@ -18,7 +18,7 @@ RUNTIME_VERSIONS = {
     "v4": "tpu-ubuntu2204-base",
     "v5litepod": "v2-alpha-tpuv5-lite",
     "v5p": "v2-alpha-tpuv5",
-    "v6e": "v2-alpha-tpuv6e",
+    "v6e": "v2-alpha-tpuv6e"
 }
 """The system of each generation's hosts. It holds no framework: that comes with the stack."""
 JAX = "jax[tpu]==0.10.2"
@@ -39,7 +39,7 @@ def render_tpu_vm(job: Job) -> Files:
                     upload_words=upload_words(job), node=node),
         script_file("tpu_node.sh", "gcp/tpu_node.sh.j2", job, about=about_node, environment=environment(job),
                     final_codes=FINAL_CODES, grace_s=grace_s(job), train_words=train_words(),
-                    off_program=off_program(job), off_unit=off_unit(job), off_path=OFF_PROGRAM, **_setup(job)),
+                    off_program=off_program(job), off_unit=off_unit(job), off_path=OFF_PROGRAM, **_setup(job))
     ]
 
 

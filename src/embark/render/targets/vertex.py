@@ -13,7 +13,7 @@ from embark.values import JsonDict
 ACCELERATORS = {
     "T4": "NVIDIA_TESLA_T4", "V100": "NVIDIA_TESLA_V100", "L4": "NVIDIA_L4", "A100": "NVIDIA_TESLA_A100",
     "A100-80GB": "NVIDIA_A100_80GB", "H100": "NVIDIA_H100_80GB", "H200": "NVIDIA_H200_141GB", "B200": "NVIDIA_B200",
-    "GB200": "NVIDIA_GB200",
+    "GB200": "NVIDIA_GB200"
 }
 """Vertex AI's names of the catalog's GPUs."""
 

@@ -95,7 +95,7 @@ class JaxCheckpointer(Checkpointer):
             spec, self._trainer.table_layout, self._world, table_rows, slot_rows if has_slots else None,
             {name: arrays.tensor(weight_name(name), shape) for name, shape in shapes.items()},
             {name: tuple(arrays.tensor(weight_state_name(name, state), shape) for state in self._dense_states)
-             for name, shape in shapes.items()},
+             for name, shape in shapes.items()}
         )
         self._trainer.window.set_state(arrays.tensor(METRICS, (STATE_SIZE,)))
 

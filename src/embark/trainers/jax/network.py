@@ -101,7 +101,7 @@ def row_steps(
 
 def update_dense(
     train: TrainSpec, weight: jax.Array, state: tuple[jax.Array, ...], grad: jax.Array, rate: jax.Array,
-    step: jax.Array,
+    step: jax.Array
 ) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     """Return a weight and its state after step number `step`, counted from 0."""
     if train.dense_optimizer == "sgd":

@@ -41,7 +41,7 @@ def initial_state(
 
 def make_state(
     spec: RunSpec, layout: Layout, world: World, rows_of: RowsOf, state_of: RowsOf | None,
-    dense: JsonDict, dense_state: JsonDict,
+    dense: JsonDict, dense_state: JsonDict
 ) -> State:
     """Put rows of tables and of their optimizer's state on the devices; zeros where `state_of` is None."""
     shapes = state_shapes(spec, layout, world.mesh)
@@ -54,7 +54,7 @@ def make_state(
         "tables": tables, "slots": slots,
         "dense": {name: world.replicated(values) for name, values in dense.items()},
         "dense_state": {name: tuple(map(world.replicated, values)) for name, values in dense_state.items()},
-        "counts": empty_counts(shapes["counts"]),
+        "counts": empty_counts(shapes["counts"])
     }
 
 

@@ -66,7 +66,7 @@ def state_shapes(spec: RunSpec, layout: Layout, mesh: Mesh) -> State:
     return {
         "tables": tables, "slots": slots, "dense": dense,
         "dense_state": {name: (weight,) * num_states for name, weight in dense.items()},
-        "counts": shape((num_devices * 2 * NUM_BINS,), jnp.int32, P(AXIS)),
+        "counts": shape((num_devices * 2 * NUM_BINS,), jnp.int32, P(AXIS))
     }
 
 
@@ -112,7 +112,7 @@ class _Step:
         outputs = {
             "sums": jax.lax.psum(sums_of(logits, batch["label"], None), AXIS),
             "bad_table": jax.lax.pmin(bad_table, AXIS),
-            "has_bad_loss": jax.lax.pmax(jnp.any(~jnp.isfinite(logits)).astype(jnp.int32), AXIS),
+            "has_bad_loss": jax.lax.pmax(jnp.any(~jnp.isfinite(logits)).astype(jnp.int32), AXIS)
         }
         return {"tables": tables, "slots": slots, "dense": dense, "dense_state": dense_state, "counts": counts}, outputs
 

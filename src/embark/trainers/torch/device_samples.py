@@ -5,8 +5,6 @@ They decide an id and a label here only by comparison: where a comparison is clo
 once in some million samples, the sample counts as uncertain, and the host draws it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

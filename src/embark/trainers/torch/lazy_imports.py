@@ -8,8 +8,6 @@ module is created here without running its code. To TorchRec it answers with a s
 plain import would have: `torch.compile`, and a user's own model with DTensors, work as ever.
 """
 
-from __future__ import annotations
-
 import importlib
 import sys
 import threading

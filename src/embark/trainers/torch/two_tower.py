@@ -1,8 +1,6 @@
 """Two towers over one `EmbeddingBagCollection`, trained by a softmax over the items of the global batch and sampled
 ones; and the exact search over all items that evaluates them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

@@ -49,7 +49,7 @@ class Kubernetes(LaunchBackend):
             **self._cluster_of(job), "object": job.name, "target": spec.place.target, "num_nodes": job.num_pods,
             "min_nodes": job.min_nodes * job.machine.num_hosts, "queue": job.queue,
             "claim": job.claim_name, "config": job.config_name,
-            "pool": job.location.pool,
+            "pool": job.location.pool
         }
         return RunHandle.of(job, self.name, where)
 

@@ -40,7 +40,7 @@ SUBMITTER = "ray-job-submitter"  # KubeRay's container that submits the script t
 
 def status_of(
     job: JsonMap, pods: Sequence[PodStatus], events: Sequence[RunEvent], *, num_nodes: int, queue: str = "",
-    jobs: Sequence[JsonMap] = (), min_nodes: int | None = None,
+    jobs: Sequence[JsonMap] = (), min_nodes: int | None = None
 ) -> Status:
     """Return the status of an object. `jobs` are those that it made itself; with `min_nodes` pods an elastic run
     trains."""
@@ -86,7 +86,7 @@ def failed_condition(status: JsonMap) -> JsonDict | None:
 
 def why_failed(
     condition: JsonMap, pods: Sequence[PodStatus], latest: Sequence[PodStatus],
-    jobs: Sequence[JsonMap],
+    jobs: Sequence[JsonMap]
 ) -> Reason:
     """Why it failed. `jobs` are those that the object made, as a JobSet does; their conditions say more than its
     own."""
@@ -235,6 +235,6 @@ KINDS = {
     **{target: RunKind(MANIFESTS[target][1], CONTAINERS[target], job_label=JOBSET_NAME)
        for target in ("jobset", "trainjob")},
     "ray": RunKind(MANIFESTS["ray"][1], CONTAINERS["ray"], log_label=JOB_NAME,
-                   log_container=SUBMITTER, line=_ray_line, read=_ray_job),
+                   log_container=SUBMITTER, line=_ray_line, read=_ray_job)
 }
 """Kinds of objects by `place.target`."""

@@ -1,7 +1,5 @@
 """The ids of a batch on their way to rows, and what the map's numbers mean, on any device."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

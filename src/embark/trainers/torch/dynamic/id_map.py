@@ -15,8 +15,6 @@ the device and the number of ranks:
 4. Every id is looked up; one without a row has row 0.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

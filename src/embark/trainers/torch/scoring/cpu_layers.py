@@ -1,7 +1,5 @@
 """Replacements for layers of a network that score faster on a CPU, and DLRM for many candidates of one user."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache

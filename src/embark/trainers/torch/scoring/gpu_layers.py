@@ -1,8 +1,6 @@
 """Replacements for layers of a network that score faster on a GPU: bias and ReLU in the matrix product, and the dot
 products of pairs in one kernel. Weights stay where they are in memory, since CUDA graphs have their addresses."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 
 import torch

@@ -1,7 +1,5 @@
 """The tables of an artifact in a GPU's memory, in the bits they have, and lookups in all of them at once."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

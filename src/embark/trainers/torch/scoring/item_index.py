@@ -5,8 +5,6 @@ Built with the checkpoint's own weights; how much of an exact search's answer it
 written.
 """
 
-from __future__ import annotations
-
 from types import ModuleType
 from typing import Any, TypeVar
 

@@ -7,8 +7,6 @@ program, or as ONNX, in a folder that appears complete or not at all.
     id_maps.safetensors        and the ids of the values
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re
