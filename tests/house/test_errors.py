@@ -20,7 +20,8 @@ def test_every_error_of_the_input_names_a_fix():
 
 
 def test_the_search_tells_an_error_with_a_fix_from_one_without():
-    assert len(without_fix("raise UserError('a')\nraise DataError('b', fix='c')\nraise Fault('d')")) == 1
+    assert len(without_fix("raise UserError('a')\nraise DataError('b', 'c')\nraise UserError('b', fix='c')\nraise Fault('d')")
+               ) == 1
 
 
 def without_fix(text: str) -> list[ast.Call]:
@@ -28,4 +29,5 @@ def without_fix(text: str) -> list[ast.Call]:
         return []
     return [node for node in ast.walk(ast.parse(text))
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-            and node.func.id in ("UserError", "DataError") and "fix" not in [keyword.arg for keyword in node.keywords]]
+            and node.func.id in ("UserError", "DataError")
+            and len(node.args) < 2 and "fix" not in [keyword.arg for keyword in node.keywords]]
