@@ -149,9 +149,14 @@ class WorkerPool:
         handed, taken = socket.socketpair()
         process = self._context.Process(target=run_worker, args=(theirs, taken, self._settings), name="embark-worker",
                                         daemon=True)
-        process.start()
-        theirs.close()
-        taken.close()
+        with theirs, taken:
+            try:
+                process.start()
+            except (OSError, EOFError) as error:  # EOFError: what forks processes could not, and has ended
+                ours.close()
+                handed.close()
+                raise Fault(f"a worker process cannot be started: {error or 'no memory, or too many processes'}",
+                            _FEWER) from error
         handed.setblocking(False)
         worker = _Worker(process, handed)
         worker.channel = ProcessChannel(ours, {"metrics": self.metrics, "counted": partial(self._counted, worker)})
@@ -197,8 +202,9 @@ class WorkerPool:
         delay_s = 1.0
         while not self._stopping.is_set():
             with self._version_lock:
-                worker = self._spawn()
+                worker = None
                 try:
+                    worker = self._spawn()
                     fetch_version(self._settings.uri, self._active)  # from its copies, if they are intact
                     worker.channel.submit("load", self._active).result()
                     worker.channel.submit("serve", self.current, self.refused).result()
@@ -212,7 +218,8 @@ class WorkerPool:
                         return
                     self._failures.append(str(error))
                     _log.warning("a worker process cannot be replaced yet: %s", error)
-                    self._end(worker)
+                    if worker is not None:
+                        self._end(worker)
                     self._look_again()
             self._stopping.wait(delay_s)
             delay_s = min(2 * delay_s, MAX_RESTART_S)

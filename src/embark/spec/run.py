@@ -104,6 +104,8 @@ class StoreSpec(Section):
     accept_changes: Names = ()
     """Fields in which a resumed run may differ from its checkpoints, as `--accept-change`; `data`: its samples."""
 
+    default_of_model = ("best_by",)
+
 
 class RunSpec(Section):
     """A run: all sections of its spec."""

@@ -53,9 +53,12 @@ class Section(BaseModel):
     """Fields that are not stored while they have their defaults, so that the record of a run that does not use them
     stays the same."""
 
+    default_of_model: ClassVar[Collection[str]] = ()
+    """Fields that have another default for some models: read back, one that is stored would count as chosen."""
+
     def left_out(self) -> Collection[str]:
         """Name the fields that are not stored."""
-        return [name for name in self.omitted if self.has_default(name)]
+        return [*filter(self.has_default, self.omitted), *({*self.default_of_model} - self.model_fields_set)]
 
     @model_serializer(mode="wrap")
     def _without_left_out(self, dump: SerializerFunctionWrapHandler) -> JsonDict:

@@ -116,6 +116,10 @@ def _role_mistakes(spec: RunSpec) -> Mistakes:
         if history and other and history.weights != other.weights:
             yield conflict(f"model.sequence.{role}", other.name, f"is of table {other.weights}, and the history of "
                            f"{history.weights}", f'set shares = "{history.weights}" there')
+    times = tables.get(roles.times)
+    if history and times and times.max_length != history.max_length:
+        yield conflict("model.sequence.times", times.name, f"may have {times.max_length} values, and the history "
+                       f"{history.max_length}", "give both the same max_length")
     if model.kind != "din" and history and (history.dim or 0) % roles.num_heads:
         yield conflict("model.sequence.num_heads", roles.num_heads, f"does not divide the width {history.dim}",
                        "use a divisor")

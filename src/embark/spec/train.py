@@ -148,6 +148,7 @@ class TrainSpec(Section):
     that resumes does not read it."""
 
     omitted = ("dense_init",)
+    default_of_model = ("early_stopping_metric",)
 
 
 def divides(batch_size: int, num_ranks: int) -> bool:

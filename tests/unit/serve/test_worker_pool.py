@@ -10,6 +10,7 @@ import signal
 import socket
 import threading
 from contextlib import ExitStack, closing
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import pytest
@@ -126,16 +127,20 @@ def test_clients_wait_while_all_processes_are_replaced(artifact):
     assert while_serving(artifact, use, workers=2) == 2
 
 
-def test_a_server_without_processes_ends_when_none_can_be_started(artifact, monkeypatch):
+@pytest.mark.parametrize(("where", "name", "error", "why"), [
+    (worker_pool, "fetch_version", Fault("the versions are gone"), "the versions are gone"),
+    (ForkServerProcess, "start", EOFError("unexpected EOF"), "cannot be started: unexpected EOF"),
+    (multiprocessing, "Pipe", OSError(24, "Too many open files"), "Too many open files")])
+def test_a_server_without_processes_ends_when_none_can_be_started(artifact, monkeypatch, where, name, error, why):
     def refuse(*_args):
-        raise Fault("the versions are gone")
+        raise error
 
     def kill_all(_listening):
-        monkeypatch.setattr(worker_pool, "fetch_version", refuse)
+        monkeypatch.setattr(where, name, refuse)
         for process in multiprocessing.active_children():
             os.kill(process.pid, signal.SIGKILL)
 
-    with pytest.raises(Fault, match=r"no worker process is left.*the versions are gone"):
+    with pytest.raises(Fault, match=f"no worker process is left.*{why}"):
         server.serve(artifact.uri, endpoint=Endpoint(port=0), on_start=kill_all, workers=2)
 
 

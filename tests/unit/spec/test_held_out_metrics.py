@@ -5,7 +5,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from embark.errors import SpecError
-from embark.spec import resolve
+from embark.spec import parse_spec, resolve, to_toml
 from embark.spec.train import HeldOutMetric, measured_metrics, with_train_defaults
 
 TABLES = [{"name": "user", "rows": 9}, {"name": "item", "rows": 9}]
@@ -44,6 +44,15 @@ def test_without_a_name_the_default_metric_of_the_model_is_taken(model, default)
     named = resolve({"model": model}, [*settings, f"train.early_stopping_metric={last}", f"store.best_by={last}"])
     kept = with_train_defaults(named, 1_000)
     assert (kept.train.early_stopping_metric, kept.store.best_by) == (last, last)
+
+
+@pytest.mark.parametrize("model", [RATING, TOWERS, NEXT])
+def test_a_spec_that_is_written_and_read_again_names_no_metric_that_it_did_not(model):
+    settings = ["store.keep_best=2", "train.early_stopping_patience=2", "train.eval_every=10"]
+    again = parse_spec(to_toml(resolve({"model": model}, settings)))
+    assert again is not None
+    assert "best_by" not in again.store.model_fields_set
+    assert "early_stopping_metric" not in again.train.model_fields_set
 
 
 def test_the_command_that_searches_settings_offers_all_of_them():

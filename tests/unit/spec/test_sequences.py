@@ -55,6 +55,8 @@ def test_a_table_without_sequences_is_stored_as_before():
     ((ITEM, {"name": "other", "rows": 9}), "din", {"history": "item", "candidate": "other"}, "is of table other"),
     ((ITEM, NEGATIVES, {"name": "user", "rows": 9}), "sasrec", {"history": "item", "negatives": "negatives"},
      "reads its sequence only, not user"),
+    ((ITEM, NEGATIVES, {"name": "at", "pooling": "none", "max_length": 8, "lookup": False}), "hstu",
+     {"history": "item", "negatives": "negatives", "times": "at"}, "may have 8 values, and the history 9"),
 ])
 def test_what_cannot_be_is_said(tables, kind, roles, what):
     assert what in mistakes(kind, tables, **roles)

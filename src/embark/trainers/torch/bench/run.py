@@ -10,7 +10,6 @@ import torch
 
 from embark.data import Batch, SampleSource, open_source, resolve_from_data
 from embark.errors import UserError
-from embark.model.engine_selection import cuda_graph_obstacle
 from embark.model.placement import value_bytes
 from embark.model.work import layers_of
 from embark.spec import RunSpec
@@ -52,12 +51,8 @@ def _contenders(
     model = spec.model
     if model.goes_back_by_autograd or model.has_weighted_ids or model.has_dynamic_tables:  # no DLRM of TorchRec's
         if peers_precision and not spec.has_bf16_tables:  # the pipeline has no such rows
-            pipeline = _with_engine(spec, "pipeline")
+            pipeline = spec.changed(train=spec.train.changed(engine="pipeline"))
             yield lambda: Embark(pipeline, world, source, len(batches), is_stock=True)
-        captured = _with_engine(spec, "cuda_graph")
-        if spec.train.engine == "auto" and world.device.type == "cuda" and not cuda_graph_obstacle(
-                captured, "cuda", has_tables_on_host=False):
-            spec = captured  # also what `auto` leaves to the pipeline until it was timed
     elif peers_precision and model.num_dense:
         yield lambda: Stock(spec, world, batches, is_bf16=False)
         if peers_precision == "bf16":
@@ -65,10 +60,6 @@ def _contenders(
     yield lambda: Embark(spec, world, source, len(batches))
     if spec.data.kind == "prepared":
         yield lambda: Embark(spec, world, source)
-
-
-def _with_engine(spec: RunSpec, engine: str) -> RunSpec:
-    return spec.model_copy(update={"train": spec.train.model_copy(update={"engine": engine})})
 
 
 def roofline(

@@ -321,7 +321,8 @@ class SequenceLayout:
                 capacities.append(n)
                 spread(values, lengths[None], [1], ids[end : end + n], -1)
             else:
-                capacities.append(len(values) if is_even else min(capacity_of(len(values)), n * feature.multi_hot))
+                is_exact = is_even and feature.name == self._sequence.negatives
+                capacities.append(len(values) if is_exact else min(capacity_of(len(values)), n * feature.multi_hot))
                 offsets[0] = 0
                 np.cumsum(lengths, out=offsets[1 : n + 1])
                 offsets = offsets[n + 1 :]
