@@ -24,7 +24,7 @@ def hold(folder: Path, at: int, world_size: str, rank: str) -> None:
         num_calls += 1
         if num_calls == at:
             (folder / f"held-{world_size}-{rank}").touch()
-            while not (folder / f"go-{world_size}").exists() and not self._signals.caught:
+            while not (folder / f"go-{world_size}").exists() and not self.signals.caught:
                 time.sleep(0.01)
         return decide(self, **options)
 
