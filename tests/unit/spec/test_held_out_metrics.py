@@ -47,7 +47,7 @@ def test_without_a_name_the_default_metric_of_the_model_is_taken(model, default)
 
 
 @pytest.mark.parametrize("model", [RATING, TOWERS, NEXT])
-def test_a_spec_that_is_written_and_read_again_names_no_metric_that_it_did_not(model):
+def test_a_spec_that_is_written_and_read_again_names_no_new_metric(model):
     settings = ["store.keep_best=2", "train.early_stopping_patience=2", "train.eval_every=10"]
     again = parse_spec(to_toml(resolve({"model": model}, settings)))
     assert again is not None
